@@ -106,6 +106,32 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 			echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
 		done; done
 
+# Debian's, as the examples want it: others may lack numpy.
+PYTHON ?= /usr/bin/python3
+LIBKVD = dist/python/lib
+LIBKVD_VERSION = $(shell sed -n 's/^VERSION = //p' client/c/Makefile)
+
+.PHONY: libkvd-for-python
+libkvd-for-python:
+	$(MAKE) -s -C client/c OUT='$(CURDIR)/$(LIBKVD)' CFLAGS=-O2
+
+.PHONY: wheel
+wheel: libkvd-for-python ## the wheel of kvd for Python in dist/python, with libkvd in it (needs a C compiler and Python 3.9)
+	$(PYTHON) client/python/wheel.py --library $(LIBKVD)/libkvd.so --version '$(LIBKVD_VERSION)' --out dist/python
+
+.PHONY: python-tools
+python-tools:
+	@$(PYTHON) -c 'import numpy, venv, ensurepip' 2>/dev/null && command -v mypy >/dev/null || { apt-get update && \
+		apt-get install --yes --no-install-recommends python3 python3-numpy python3-venv mypy; }
+
+.PHONY: test-python
+test-python: python-tools build libkvd-for-python ## the client for Python: its types, every call, faults, asyncio, tensors, the wheel (Debian; as root it installs numpy, venv and mypy; tensors want python3-torch)
+	cd client/python && mypy
+	KVD='$(CURDIR)/$(OUT)/kvd' KVD_LIBRARY='$(CURDIR)/$(LIBKVD)/libkvd.so' \
+		$(PYTHON) -X dev -m unittest discover -s client/python/tests
+	KVD='$(CURDIR)/$(OUT)/kvd' KVD_LIBRARY='$(CURDIR)/$(LIBKVD)/libkvd.so' PYTHONPATH=client/python \
+		$(PYTHON) -X dev -m unittest discover -b -s client/python/tests/adapters
+
 .PHONY: demo
 demo: build ## a file tree in and out: one process, several, and a directory node killed midway
 	deploy/demo.sh bin

@@ -44,6 +44,7 @@ func TestRatios(t *testing.T) {
 		{"map", compareSyncMap},
 		{"throughput", compareThroughput},
 		{"latency", compareLatency},
+		{"prefix", comparePrefix},
 		{"cpu", compareCPU},
 		{"memory", compareMemory},
 		{"replicas", compareReplicas},

@@ -27,7 +27,8 @@ type arenas struct {
 
 // Register registers mem with the adapters of this Client, now and in all sessions to come. A GetInto, a GetRange or a
 // Put whose buffer lies in mem as a whole then needs no copy over verbs. Results are the same as with any memory. The
-// other providers copy from and to any memory, so Register takes next to nothing there.
+// other providers copy from and to any memory, so Register takes next to nothing there. A value must not change while
+// it is put: the adapter reads it when its CRC has been taken.
 //
 // mem stays the caller's. It begins at a multiple of 8 bytes, as the memory of make and mmap does. If it does not, or
 // overlaps another Arena of the Client, the error is ErrInvalid. An adapter pins it, so it counts against

@@ -34,6 +34,8 @@ const (
 	OpDelete
 	OpUpdate
 	OpKeep // MultiCAS alone: the key stays as it is, if Cond holds
+	// OpExists tells that the key is there, of whatever Type, as Client.Exists does. An absent key is ErrNotFound.
+	OpExists
 )
 
 // Op is one operation of a batch; see [Client.Do].
@@ -60,16 +62,17 @@ type Op struct {
 	Typed bool
 
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
-	// again need not allocate. nil: it allocates.
+	// again need not allocate. nil: it allocates. All of its capacity is the Client's until Do returns. A byte of it
+	// behind the value is then zero or what it was before; after an error that holds for each byte.
 	Into []byte
 	// OpGet with Fixed: the capacity of Into is all the memory that there is for the value. A longer one is
 	// io.ErrShortBuffer. Memory behind the value is as with Client.GetInto.
 	Fixed bool
-	// Size is the bytes of the value that an OpGet with Fixed found, also of one that is longer.
+	// Size is the bytes of the value that an OpGet with Fixed found, also of one that is longer. Else it is 0.
 	Size int
 
-	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpPut, OpUpdate: Version alone, of the
-	// record written.
+	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpExists: Version and Expires alone. OpPut,
+	// OpUpdate: Version alone, of the record written.
 	Item Item
 	Err  error
 }
@@ -200,7 +203,7 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 }
 
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
-	if o.Kind == OpGet {
+	if o.Kind == OpGet || o.Kind == OpExists {
 		o.Size = q.n
 		return // the rest is there
 	}
@@ -215,7 +218,7 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 }
 
 func (c *Client) fill(q *call, o *Op) error {
-	if o.Kind != OpGet && c.o.ReadOnly {
+	if o.Kind != OpGet && o.Kind != OpExists && c.o.ReadOnly {
 		return errReadOnly
 	}
 	q.Key = o.Key
@@ -225,6 +228,9 @@ func (c *Client) fill(q *call, o *Op) error {
 		if o.Fixed {
 			q.dst, q.into, q.told = o.Into[:cap(o.Into)], true, true
 		}
+		return checkKey(o.Key)
+	case OpExists:
+		q.Kind = index.Exists
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)

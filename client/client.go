@@ -291,6 +291,8 @@ type API interface {
 	Update(ctx context.Context, key []byte, f UpdateFunc) (version uint64, err error)
 	Do(ctx context.Context, ops []Op)
 	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)
+	Exists(ctx context.Context, key []byte) (Info, error)
+	ExistsPrefix(ctx context.Context, keys [][]byte) (n int, err error)
 	Count(ctx context.Context) (keys uint64, err error)
 	MultiCAS(ctx context.Context, ops []Op) error
 	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
@@ -305,7 +307,8 @@ var _ API = (*Client)(nil)
 // Stats counts what a Client did. Doorbells, verbs and bytes are per verb as
 // posted; Rounds counts round trips of operations.
 type Stats struct {
-	Ops       map[string]uint64 // by kind: get, put, delete, modify, scan; prepare, decide, settle of transactions
+	// By kind: get, exists, put, delete, modify, scan; prepare, decide, settle of transactions.
+	Ops       map[string]uint64
 	Rounds    map[string]uint64
 	Verbs     rdma.Counters
 	CacheHits uint64 // operations that began with a cached word

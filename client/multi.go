@@ -48,7 +48,7 @@ func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 	return res
 }
 
-// gets are the Ops of a MultiGet, with their buffers, of at most keptInto bytes each.
+// gets are the Ops of a MultiGet or an ExistsPrefix, with their buffers, of at most keptInto bytes each.
 var gets = sync.Pool{New: func() any { return new([]Op) }}
 
 // keptInto is in bytes. A longer buffer is its result's, or is dropped.

@@ -15,7 +15,7 @@ import (
 
 // Info is what the store knows of a value, besides its bytes.
 type Info struct {
-	Size    int64     // bytes of the whole value
+	Size    int64     // bytes of the whole value; -1, of an Exists: not known
 	Version uint64    // as in Item
 	Expires time.Time // as in Item
 }
@@ -217,6 +217,10 @@ func (c *Client) Open(ctx context.Context, key []byte) (*Value, error) {
 		switch {
 		case errors.Is(err, ErrNotFound), errors.Is(err, ErrWrongType):
 			return ErrConflict
+		case err == nil && q.n < len(b):
+			clear(b[:q.n])
+			return fmt.Errorf("get %q: %w: version %d has fewer bytes than it had", shortKey(key), ErrCorrupt,
+				in.Version)
 		case err == nil && p.Known != nil:
 			known.Store(p.Known)
 		}

@@ -14,7 +14,9 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/invariants"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -224,5 +226,30 @@ func TestValuesInOnePass(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestShortenedValue: a record that has fewer bytes than Open was told, and the same version, is damaged. No part that
+// is not filled counts as read.
+func TestShortenedValue(t *testing.T) {
+	r := newRigOf(t, devstore.Sim, 1, 20*time.Second, 64<<20)
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1, BytesPerNode: 32 << 20})
+	c := r.client(r.options())
+	a := &apart{t: t, key: []byte("k"), n: 20_000, other: c, x: r.raw()}
+	a.put(a.key, 'a', a.n)
+	v, err := c.Open(t.Context(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.find()
+	b := make([]byte, layout.RecordLen(len(a.key), a.n/2))
+	layout.EncodeRecord(b, layout.RecordHeader{Version: v.Version}, a.key, valueOf('a', a.n/2))
+	a.write(a.word.Off(), b)
+	for _, off := range []int{0, a.n / 3, a.n / 2, a.n - 1} {
+		p := valueOf('p', a.n-off)
+		n, err := v.ReadAt(p, int64(off))
+		if n != 0 || !errors.Is(err, client.ErrCorrupt) || len(bytes.Trim(p, "p\x00")) > 0 {
+			t.Errorf("from %d: %d bytes, %v, %q", off, n, err, p[:1])
+		}
 	}
 }

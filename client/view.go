@@ -125,6 +125,9 @@ func (v *View) take(q *call, r *layout.Record, parts [][]byte) {
 	for _, p := range v.parts {
 		v.Size += int64(len(p))
 	}
+	if v.Size == 0 {
+		v.parts = nil
+	}
 }
 
 // cut takes the last n bytes off the parts.

@@ -62,7 +62,7 @@ func testViews(t *testing.T, c client.API) {
 			}
 			for _, v := range vs {
 				if got := bytes.Join(v.Parts(), nil); !bytes.Equal(got, want) || v.Size != int64(n) ||
-					v.Version != ver || v.Flags != flags {
+					v.Version != ver || v.Flags != flags || n == 0 && len(v.Parts()) > 0 {
 					t.Errorf("%d bytes: %d, version %d of %d, flags %d", n, v.Size, v.Version, ver, v.Flags)
 				}
 				if err := v.Err(); err != nil {

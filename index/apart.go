@@ -83,7 +83,7 @@ func (o *Op) LenOf(a *Access) int {
 
 // readRecord is where the READ of w's record is to put it, and its Apart.
 func (o *Op) readRecord(w layout.Word) (rec []byte, apart uint8) {
-	n := w.ReadLen()
+	n := o.readLenOf(w)
 	if n >= o.from() && o.Kind == Get && o.Cond == Always && (o.Part == nil || o.Part.InPlace) {
 		switch {
 		case o.show(w):

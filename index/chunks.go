@@ -98,7 +98,6 @@ func (o *Op) gotWindow() Action {
 		o.env.Forget(o)
 		return o.readGroup()
 	}
-	n := len(o.readOffs)
 	for i := o.first; i < o.windowEnd(); i++ {
 		k := i - o.first
 		if v := &o.values[k]; v.Bytes != nil {
@@ -109,13 +108,9 @@ func (o *Op) gotWindow() Action {
 			}
 			continue
 		}
-		r, err := o.chunkAt(o.recAt(1+k), i, n)
-		if err == nil && len(r.Value) != min(o.payload, o.readLen-i*o.payload) {
-			err = &layout.CorruptError{What: "chunk", Check: "length", Got: uint64(len(r.Value)),
-				Want: uint64(o.readLen)}
-		}
+		r, err := o.chunkAt(o.recAt(1+k), i)
 		if err != nil {
-			return o.mendChunk(k, i, n, o.readOffs[i], err)
+			return o.mendChunk(k, i, o.readOffs[i], err)
 		}
 		at := i * o.payload
 		from, to := max(o.lo, at), min(o.hi, at+len(r.Value))
@@ -136,12 +131,11 @@ func (o *Op) gotChunks() Action {
 	case o.chunksShown:
 		return o.gotShown()
 	}
-	n := len(o.readOffs)
 	o.parts = o.parts[:0]
-	for i := range n {
-		r, err := o.chunkAt(o.recAt(1+i), i, n)
+	for i, off := range o.readOffs {
+		r, err := o.chunkAt(o.recAt(1+i), i)
 		if err != nil {
-			return o.mendChunk(i, i, n, o.readOffs[i], err)
+			return o.mendChunk(i, i, off, err)
 		}
 		o.parts = append(o.parts, r.Value)
 	}
@@ -152,12 +146,15 @@ func (o *Op) gotChunks() Action {
 	return o.finish(nil)
 }
 
-// chunkAt parses the i-th of n chunks of the value that is being read.
-func (o *Op) chunkAt(b []byte, i, n int) (layout.Record, error) {
+// chunkAt parses the i-th chunk of the value that is being read, of the length that the manifest says.
+func (o *Op) chunkAt(b []byte, i int) (layout.Record, error) {
 	r, err := layout.ParseRecord(b)
-	if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i) ||
-		i < n-1 && len(r.Value) != o.payload) {
+	switch want := min(o.payload, o.readLen-i*o.payload); {
+	case err != nil:
+	case r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i):
 		err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: o.readID}
+	case len(r.Value) != want:
+		err = &layout.CorruptError{What: "chunk", Check: "length", Got: uint64(len(r.Value)), Want: uint64(want)}
 	}
 	return r, err
 }

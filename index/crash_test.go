@@ -46,8 +46,8 @@ var crashScripts = []struct {
 // finish, see the operation as happened or not happened, and agree on it from the
 // first of them on.
 func TestCrashAtEveryStep(t *testing.T) {
-	followUps := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *",
-		"put kk other"}
+	followUps := []string{"get k", "exists k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k",
+		"append k *", "put kk other"}
 	crashes := 0
 	for _, s := range crashScripts {
 		for r := uint8(1); r <= 3; r++ {
@@ -137,6 +137,10 @@ func (w *world) follow(t *testing.T, name, before, after, next string) {
 				if v == after {
 					want = []string{after}
 				}
+			}
+		case "exists k":
+			if err == nil && v != "" || v == "" && errors.Is(err, index.ErrNotFound) {
+				want = append(want, v)
 			}
 		case "put k mine":
 			if err == nil {

@@ -463,3 +463,26 @@ func TestDamagedChunk(t *testing.T) {
 		}
 	}
 }
+
+// TestChunkOfOtherLength: a whole chunk with fewer or more bytes than its manifest says is damaged, at once, the last
+// one too.
+func TestChunkOfOtherLength(t *testing.T) {
+	for _, op := range []string{"get k", "append k x"} {
+		for chunk := range 2 {
+			w := newWorld(1, 80_000)
+			w.quiet = true
+			must(t, w.client(1).do(t, "put", "k", "long7"))
+			_, _, x, _ := w.find(0, "k")
+			rec, _ := layout.ParseRecord(w.region[0][x.Off():][:x.ReadLen()])
+			m, err := layout.ParseManifest(rec.Value, w.pg.HeapLo, w.pg.HeapHi)
+			must(t, err)
+			at := w.region[0][uint64(m.Chunks[chunk].Unit)*layout.UnitSize:]
+			h := layout.HeadOf(at)
+			layout.EncodeRecord(at, h, nil, make([]byte, h.ValueLen-1))
+			err = w.client(2).do(t, strings.Fields(op)...)
+			if corrupt := (*layout.CorruptError)(nil); !errors.As(err, &corrupt) {
+				t.Errorf("%s, chunk %d of %d: %v", op, chunk, len(m.Chunks), err)
+			}
+		}
+	}
+}

@@ -27,6 +27,15 @@ func (o *Op) gotCached() Action {
 	way := o.hinted()
 	var r layout.Record
 	switch {
+	case o.readsHeads():
+		if w == o.x && w.Readable() {
+			if o.gotHead(o.rec, w, &r) {
+				return o.present(o.slot, w, r)
+			}
+			// Expired, an intent, of another key, or damaged: seen whole it tells.
+			o.need().inOne = true
+			return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
+		}
 	case !o.isApartRead():
 		if way.Seen(o.word(0), o.rec, o.Key, &r) {
 			return o.present(o.slot, w, r)
@@ -55,8 +64,7 @@ func (o *Op) gotCached() Action {
 	return o.readGroup()
 }
 
-// checkSlot reads the slot alone: while it holds the word of the version that the
-// caller has, the record is that one.
+// checkSlot reads the slot alone: while it holds the word of the version that is known, the record is that one.
 func (o *Op) checkSlot(h Hint) Action {
 	o.take(h)
 	o.begin()
@@ -70,7 +78,10 @@ func (o *Op) checkedSlot() Action {
 	case h.Word == o.x && h.Word.Readable():
 		h.Version, h.Flags = o.xVersion, o.xFlags
 		o.env.Remember(o, h)
-		o.Version = o.xVersion
+		if o.Version = o.xVersion; o.Kind == Exists {
+			o.Record = layout.Record{RecordHeader: layout.RecordHeader{Version: o.xVersion}, Key: o.Key}
+			return o.finish(nil)
+		}
 		return o.finish(ErrUnchanged)
 	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) &&
 		layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
@@ -81,7 +92,7 @@ func (o *Op) checkedSlot() Action {
 }
 
 func (o *Op) noteDue() bool {
-	return o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
+	return o.Kind != Exists && o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
 }
 
 // noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round

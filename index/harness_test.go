@@ -89,6 +89,7 @@ type client struct {
 	action   index.Action
 	posted   bool // the round is not over
 	verbs    int
+	bytes    int      // that READs brought, and WRITEs took
 	steps    []string // step of every round
 	modified int
 	crowded  int                              // asks for more room
@@ -251,6 +252,7 @@ func hashOf(key string) uint64 {
 // start begins an operation given in words:
 //
 //	get k
+//	exists k
 //	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [whole=BYTES]
 //	del k [if=VERSION]
 //	append k v    refuses a value that ends with v
@@ -267,6 +269,8 @@ func (c *client) start(words []string) error {
 	switch words[0] {
 	case "get":
 		o.Kind = index.Get
+	case "exists":
+		o.Kind = index.Exists
 	case "del":
 		o.Kind = index.Delete
 	case "put":
@@ -371,7 +375,7 @@ func (c *client) start(words []string) error {
 
 func (c *client) begin(o *index.Op) {
 	o.Start(c)
-	c.op, c.action, c.posted, c.pos, c.verbs = o, 0, false, 0, 0
+	c.op, c.action, c.posted, c.pos, c.verbs, c.bytes = o, 0, false, 0, 0, 0
 	c.steps, c.places, c.modified = nil, nil, 0
 	c.w.covered[o.Step().String()] = true
 }
@@ -448,6 +452,7 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		a := &o.Accesses[c.order[c.pos]]
 		c.pos++
 		c.verbs++
+		c.bytes += len(a.Buf)
 		line := ""
 		switch {
 		case f == failBefore || f == failR1 && a.Replica == 1:
@@ -560,6 +565,8 @@ func (c *client) answer() string {
 		return fmt.Sprintf("done: %v %s", o.Txn.Found, at)
 	case o.Kind == index.Delete:
 		return "done: deleted " + at
+	case o.Kind == index.Exists:
+		return fmt.Sprintf("done: there, version %d %s", o.Record.Version, at)
 	}
 	return fmt.Sprintf("done: version %d %s", o.Version, at)
 }
@@ -743,7 +750,10 @@ func (w *world) show(a *index.Access) string {
 
 func showRecord(b []byte) string {
 	r, err := layout.ParseRecord(b)
+	var head layout.Record
 	switch {
+	case err != nil && head.ParseHead(b, layout.MaxRecordSize) == nil && layout.RecordLen(len(head.Key), 0) == len(b):
+		return fmt.Sprintf("start of %s version %d", head.Key, head.Version)
 	case err != nil:
 		return "no record"
 	case r.Flags&layout.FlagChunk != 0:

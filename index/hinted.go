@@ -25,13 +25,18 @@ func (h *Hint) Leads(r *Route) bool {
 	return uint16(h.Shard) == uint16(r.Shard) && layout.InHeap(h.Word, r.PG.HeapLo, r.PG.HeapHi)
 }
 
-// Fits reports whether a GET, or a PUT if put is set, by h along r is over as Hinted says if the hint holds.
-func (h *Hint) Fits(r *Route, put bool) bool {
-	if r.PG.Joining || h.Flags&HintManifest != 0 || !h.Leads(r) {
+// Fits reports whether an operation by h along r is over as Hinted says if the hint holds. It is of kind k, which reads
+// or is Put.
+func (h *Hint) Fits(r *Route, k Kind) bool {
+	if r.PG.Joining || h.Flags&HintManifest != 0 && k != Exists || !h.Leads(r) {
 		return false
 	}
-	return !put || h.Word.State() == layout.Live
+	return k.Reads() || h.Word.State() == layout.Live
 }
+
+// SlotTells reports whether the key is there, as h says, while its slot holds the hint's word. So it is if h was learnt
+// of a record of the key that does not expire. No slot repeats a word while a session remembers it.
+func (h *Hint) SlotTells() bool { return h.Version != 0 && h.Flags&HintExpires == 0 }
 
 // SlotOff is where slot, numbered as in Hint, of the key with the hash given is in the region.
 func (r *Route) SlotOff(hash uint64, slot uint8) uint64 {
@@ -51,6 +56,42 @@ func (h *Hinted) Look(a []Access, word, rec []byte) []Access {
 	x[0].set(Read, Index, p, h.Off, word, 0, 0)
 	x[1].set(Read, Heap, p, h.X.Off(), rec, 0, 0)
 	return a
+}
+
+// HeadLen is how many bytes of the record an Exists of key by h READs, behind the slot: none if that tells.
+func (h *Hint) HeadLen(key []byte) int {
+	if h.SlotTells() {
+		return 0
+	}
+	return min(layout.RecordLen(len(key), 0), h.Word.ReadLen())
+}
+
+// Ask adds the READs of an Exists: of the slot, and of the record's start if head is not empty. It has HeadLen bytes.
+func (h *Hinted) Ask(a []Access, word, head []byte) []Access {
+	if len(head) > 0 {
+		return h.Look(a, word, head)
+	}
+	a = more(a, 1)
+	a[len(a)-1].set(Read, Index, h.PG.Reader(), h.Off, word, 0, 0)
+	return a
+}
+
+// Told judges what Ask has brought: the key is there, and r has what is known of its record besides the value. hint is
+// that by which Ask went. A record that expires is for the caller to judge.
+func (h *Hinted) Told(hint *Hint, word, head, key []byte, r *layout.Record) bool {
+	if wordAt(word) != h.X || !h.X.Readable() {
+		return false
+	}
+	if len(head) == 0 {
+		*r = layout.Record{RecordHeader: layout.RecordHeader{Version: hint.Version}, Key: key}
+		return true
+	}
+	return seenHead(head, h.X, key, r)
+}
+
+// seenHead judges the start of the record under w: it is key's, and no intent.
+func seenHead(head []byte, w layout.Word, key []byte, r *layout.Record) bool {
+	return r.ParseHead(head, w.ReadLen()) == nil && r.Flags&layout.FlagIntent == 0 && bytes.Equal(r.Key, key)
 }
 
 // more is a with n Accesses behind it, which are to be set.

@@ -124,6 +124,8 @@ const (
 	Settle
 	// Decide swings a transaction's status word.
 	Decide
+	// Exists is a Get of no value, which notes no use. Its Record has the Version, the Expiry and the Key alone.
+	Exists
 	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
@@ -146,12 +148,15 @@ const (
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 18
+const NumKinds = 19
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"sync", "move", "clean", "abandon", "relocate", "scrub", "evict", "settle-all"}[min(k, 17)]
+		"exists", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict", "settle-all"}[min(k, NumKinds-1)]
 }
+
+// Reads reports whether k is about one key and changes nothing.
+func (k Kind) Reads() bool { return k == Get || k == Exists }
 
 // isWork reports whether k is a janitor's.
 func (k Kind) isWork() bool { return k >= Sync }

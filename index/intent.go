@@ -51,7 +51,7 @@ func (o *Op) meet(slot uint8, w layout.Word, r *layout.Record) Action {
 	o.env.Forget(o)
 	o.noting = false
 	o.take(Hint{Word: w, Slot: slot})
-	if o.Kind != Get {
+	if !o.Kind.Reads() {
 		return o.meetAtA(r) // the head, where it is to be changed, has had it
 	}
 	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
@@ -361,7 +361,7 @@ func (o *Op) standsFor(r *layout.Record) Action {
 			o.Scan.Found = append(o.Scan.Found, *r)
 		}
 		return o.scanIntents()
-	case Get:
+	case Get, Exists:
 		if r == nil {
 			return o.finish(ErrNotFound)
 		}

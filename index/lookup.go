@@ -96,7 +96,7 @@ func (o *Op) lookAtCandidates() {
 func (o *Op) readCandidates(replica uint8) {
 	for i, s := range o.cand {
 		w := o.wordOf(s, 0)
-		o.add(Access{Verb: Read, Space: Heap, Replica: replica, Off: w.Off(), Buf: o.recBuf(i, w.ReadLen())})
+		o.add(Access{Verb: Read, Space: Heap, Replica: replica, Off: w.Off(), Buf: o.recBuf(i, o.readLenOf(w))})
 	}
 }
 
@@ -119,6 +119,18 @@ func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, bad i
 
 func (o *Op) gotRecords() Action {
 	at := o.step
+	if o.readsHeads() {
+		r := layout.Record{}
+		for i, s := range o.cand {
+			if w := o.wordOf(s, 0); o.gotHead(o.recAt(i), w, &r) {
+				return o.present(s, w, r)
+			}
+		}
+		o.inOne = true // that the key is absent rests on whole records alone
+		o.begin()
+		o.lookAtCandidates()
+		return o.post(at)
+	}
 	if o.isApartRead() {
 		if r := (layout.Record{}); o.gotApart(&r) {
 			return o.present(o.cand[0], o.wordOf(o.cand[0], 0), r)
@@ -232,7 +244,7 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {
-	case Get:
+	case Get, Exists:
 		return o.gotten(&r)
 	case Prepare:
 		if err := o.refuted(&r); err != nil {
@@ -271,7 +283,10 @@ func (o *Op) gotten(r *layout.Record) Action {
 	case o.Part != nil && o.Part.Version != 0 && o.Part.Version != r.Version:
 		return o.finish(ErrConflict)
 	}
-	o.Record = *r
+	if o.Record = *r; o.Kind == Exists {
+		o.Record.Value = nil
+		return o.finish(nil)
+	}
 	if r.Flags&layout.FlagManifest != 0 {
 		return o.readChunks(r.Value)
 	}
@@ -287,7 +302,7 @@ func (o *Op) absent() Action {
 	}
 	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false
 	switch o.Kind {
-	case Get, Delete:
+	case Get, Exists, Delete:
 		return o.finish(ErrNotFound)
 	case Put, Prepare:
 		if o.Cond == IfVersion || o.Cond == IfPresent {

@@ -378,10 +378,10 @@ func (o *Op) dispatch() Action {
 	switch o.Kind {
 	case Prepare:
 		return o.beginTxn(h, hinted)
-	case Get:
+	case Get, Exists:
 		switch {
-		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 &&
-			!o.Route.PG.Joining:
+		case hinted && h.SlotTells() && !o.Route.PG.Joining && (o.Kind == Exists ||
+			o.Cond == IfVersion && h.Version == o.IfVersion):
 			return o.checkSlot(h)
 		case hinted && o.knows(&h):
 			return o.getPart(h)

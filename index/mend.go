@@ -207,9 +207,9 @@ func (o *Op) overRuin(slot uint8, x *ruin) Action {
 }
 
 // mendChunk looks for a good copy of the i-th chunk of the value that is being read, in buffer 1+k, then goes on.
-func (o *Op) mendChunk(k, i, of int, off uint64, err error) Action {
+func (o *Op) mendChunk(k, i int, off uint64, err error) Action {
 	good := func(b []byte) []byte {
-		r, err := o.chunkAt(b, i, of)
+		r, err := o.chunkAt(b, i)
 		if err != nil {
 			return nil
 		}

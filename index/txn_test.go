@@ -324,8 +324,8 @@ func txnWorld(t testing.TB, r uint8, setup string, elsewhere bool) *world {
 // TestTxnCrashAtEveryStep stops a coordinator after every single access, declares it fenced and lets others work on its
 // keys. They finish; all agree on whether it happened from the first of them on; and what was answered did happen.
 func TestTxnCrashAtEveryStep(t *testing.T) {
-	nexts := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *",
-		"put kk other", "prepare", "settle"}
+	nexts := []string{"get k", "exists k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k",
+		"append k *", "put kk other", "prepare", "settle"}
 	crashes := 0
 	for _, s := range txnScripts {
 		for r := uint8(1); r <= 3; r++ {
@@ -463,6 +463,10 @@ func (w *world) followTxn(t *testing.T, what string, before, after [2]string, ne
 		switch next {
 		case "get k":
 			if err == nil && v == c.got() || v == "" && errors.Is(err, index.ErrNotFound) {
+				add(happened, "=")
+			}
+		case "exists k":
+			if err == nil && v != "" || v == "" && errors.Is(err, index.ErrNotFound) {
 				add(happened, "=")
 			}
 		case "put k mine":

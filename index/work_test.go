@@ -403,7 +403,7 @@ func writers(t testing.TB, w *world, want map[string]string, n int) (scripts []*
 		}
 		var words []string
 		var wantErr error
-		switch (i + n) % 5 {
+		switch (i + n) % 6 {
 		case 0:
 			words, want[k] = []string{"put", k, "put"}, "put"
 		case 1:
@@ -418,6 +418,8 @@ func writers(t testing.TB, w *world, want map[string]string, n int) (scripts []*
 			}
 		case 4:
 			words, want[k] = []string{"append", k, "+"}, v+"+"
+		case 5:
+			words, wantErr = []string{"exists", k}, absent(index.ErrNotFound)
 		}
 		scripts = append(scripts,
 			&script{c: c, words: [][]string{words}, ended: func(o *index.Op, words []string, err error) {

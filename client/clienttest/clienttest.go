@@ -281,7 +281,7 @@ func (s *Store) do(ctx context.Context, o *client.Op) {
 
 func (s *Store) check(o *client.Op) error {
 	switch o.Kind {
-	case client.OpGet, client.OpDelete:
+	case client.OpGet, client.OpExists, client.OpDelete:
 	case client.OpPut:
 		if err := s.checkValue(o.Value); err != nil {
 			return err
@@ -309,6 +309,8 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 		o.Err = client.ErrNotFound
 	case o.Kind == client.OpGet && tooLarge(ctx, e):
 		o.Err = &inside.TooLargeError{Want: len(e.value)}
+	case o.Kind == client.OpExists: // no use
+		o.Item = client.Item{Version: e.version, Expires: e.expires()}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)
 		if o.Item = itemOf(e, o.Into); e.typ != client.Plain && !o.Typed {

@@ -91,6 +91,16 @@ func (s *Store) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
 	})
 }
 
+// ExistsPrefix is as in client.API. The hook is shown an OpExists for each key.
+func (s *Store) ExistsPrefix(ctx context.Context, keys [][]byte) (int, error) {
+	ops := make([]client.Op, len(keys))
+	for i, k := range keys {
+		ops[i] = client.Op{Kind: client.OpExists, Key: k}
+	}
+	s.Do(ctx, ops)
+	return client.LeadingThere(ops)
+}
+
 // MultiPut is as in client.API.
 func (s *Store) MultiPut(ctx context.Context, pairs []client.KV) []client.Result {
 	return s.multi(ctx, len(pairs), func(i int) (client.Op, error) {

@@ -101,3 +101,12 @@ func (s *Store) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64
 	}
 	return s.Put(ctx, key, v, o)
 }
+
+// Exists is as in client.API.
+func (s *Store) Exists(ctx context.Context, key []byte) (client.Info, error) {
+	o := client.Op{Kind: client.OpExists, Key: key}
+	if s.do(ctx, &o); o.Err != nil {
+		return client.Info{}, o.Err
+	}
+	return client.Info{Size: -1, Version: o.Item.Version, Expires: o.Item.Expires}, nil
+}

@@ -390,7 +390,8 @@ func TestBatchDrops(t *testing.T) {
 	a, b := []byte("a"), []byte("b")
 	put(t, c, "a", "1", client.PutOptions{})
 	put(t, c, "b", "2", client.PutOptions{})
-	c.Do(t.Context(), []client.Op{{Kind: client.OpGet, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("3")}})
+	c.Do(t.Context(), []client.Op{{Kind: client.OpGet, Key: a}, {Kind: client.OpExists, Key: a},
+		{Kind: client.OpPut, Key: b, Value: []byte("3")}})
 	if err := c.MultiCAS(t.Context(),
 		[]client.Op{{Kind: client.OpKeep, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("4")}}); err != nil {
 		t.Fatal(err)

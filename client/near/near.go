@@ -364,6 +364,34 @@ func (c *Cache) GetIfChanged(ctx context.Context, key []byte, version uint64) (c
 	return e.item(), true, nil
 }
 
+// Exists is as in client.API, of a key that may be served without asking by what is kept.
+func (c *Cache) Exists(ctx context.Context, key []byte) (client.Info, error) {
+	if e, fresh := c.find(nameOf(key), key); fresh {
+		c.hits.Add(1)
+		return client.Info{Size: -1, Version: e.version, Expires: e.expires}, nil
+	}
+	return c.API.Exists(ctx, key)
+}
+
+// ExistsPrefix is as in client.API. Keys that may not be served without asking are asked for together.
+func (c *Cache) ExistsPrefix(ctx context.Context, keys [][]byte) (int, error) {
+	ask, at := make([][]byte, 0, len(keys)), make([]int, 0, len(keys))
+	for i, k := range keys {
+		if _, fresh := c.find(nameOf(k), k); !fresh {
+			ask, at = append(ask, k), append(at, i)
+		}
+	}
+	c.hits.Add(uint64(len(keys) - len(ask)))
+	if len(ask) == 0 {
+		return len(keys), nil
+	}
+	n, err := c.API.ExistsPrefix(ctx, ask)
+	if n == len(ask) {
+		return len(keys), err
+	}
+	return at[n], err
+}
+
 // MultiGet is as in client.API. Keys that may not be served without asking are read in one MultiGet of the
 // store, without comparing.
 func (c *Cache) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
@@ -566,7 +594,8 @@ func (c *Cache) MultiDelete(ctx context.Context, keys [][]byte) (res []client.Re
 func (c *Cache) Do(ctx context.Context, ops []client.Op) {
 	keys := func(yield func([]byte) bool) {
 		for i := range ops {
-			if ops[i].Kind != client.OpGet && !yield(ops[i].Key) {
+			k := ops[i].Kind
+			if k != client.OpGet && k != client.OpExists && !yield(ops[i].Key) {
 				return
 			}
 		}

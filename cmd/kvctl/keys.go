@@ -30,8 +30,8 @@ func changes(c *cobra.Command) *cobra.Command {
 func (a *app) addKeyCommands(root *cobra.Command) {
 	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()),
 		changes(a.casCommand()), changes(a.txnCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.countCommand(),
-		a.watchCommand(), a.flushCommand(),
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.existsCommand(), a.scanCommand(),
+		a.countCommand(), a.watchCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"
 		root.AddCommand(c)
@@ -104,7 +104,7 @@ Nobody sees any of it before all is there.`,
 				case ifAbsent:
 					version, err = s.PutIfAbsent(cmd.Context(), k, v, o)
 				case stream:
-					version, err = s.PutFrom(cmd.Context(), k, f, size, o)
+					version, err = putFile(cmd.Context(), s, k, f, size, o)
 				default:
 					version, err = s.Put(cmd.Context(), k, v, o)
 				}
@@ -405,11 +405,11 @@ func (a *app) ttlCommand() *cobra.Command {
 			}
 			if len(args) == 1 {
 				return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
-					it, err := s.Get(cmd.Context(), k)
+					in, err := s.Exists(cmd.Context(), k)
 					if err != nil {
 						return a.about(k, err)
 					}
-					return a.printTTL(k, it)
+					return a.printTTL(k, in.Expires)
 				})
 			}
 			ttl := time.Duration(0)
@@ -425,17 +425,17 @@ func (a *app) ttlCommand() *cobra.Command {
 	}
 }
 
-func (a *app) printTTL(k []byte, it client.Item) error {
-	left := it.Expires.Sub(a.now()).Round(time.Millisecond)
+func (a *app) printTTL(k []byte, expires time.Time) error {
+	left := expires.Sub(a.now()).Round(time.Millisecond)
 	if a.json() {
 		m := map[string]any{"expires": nil, "ttl_seconds": nil}
 		a.setKey(m, "key", k)
-		if !it.Expires.IsZero() {
-			m["expires"], m["ttl_seconds"] = when(it.Expires), left.Seconds()
+		if !expires.IsZero() {
+			m["expires"], m["ttl_seconds"] = when(expires), left.Seconds()
 		}
 		return a.printJSON(m)
 	}
-	if it.Expires.IsZero() {
+	if expires.IsZero() {
 		fmt.Fprintln(a.stdout, "none")
 	} else {
 		fmt.Fprintln(a.stdout, left)

@@ -85,9 +85,13 @@ func (a *app) value(ctx context.Context, args []string, i int) ([]byte, error) {
 		return nil, fmt.Errorf("read value from stdin: %w", err)
 	}
 	if len(b) > client.MaxValueLen {
-		return nil, usagef("value on stdin is longer than %s", units.Bytes(client.MaxValueLen))
+		return nil, longInput()
 	}
 	return b, nil
+}
+
+func longInput() error {
+	return usagef("value on stdin is longer than %s", units.Bytes(client.MaxValueLen))
 }
 
 // valueFile is the regular file that is the value, and how many bytes there are from where it is read: the one named,
@@ -108,7 +112,23 @@ func (a *app) valueFile(args []string, name string) (f *os.File, size int64, err
 	if err != nil {
 		return nil, 0, fmt.Errorf("read value from stdin: %w", err)
 	}
-	return f, max(st.Size()-at, 0), nil
+	if size = max(st.Size()-at, 0); size > client.MaxValueLen {
+		return nil, 0, longInput()
+	}
+	return f, size, nil
+}
+
+// putFile puts the size bytes of f from where it is read, and goes there. Bytes that come to f meanwhile are left out.
+func putFile(ctx context.Context, s store, key []byte, f *os.File, size int64, o client.PutOptions) (version uint64,
+	err error) {
+	at, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0, err
+	}
+	if version, err = s.PutFrom(ctx, key, io.NewSectionReader(f, at, size), size, o); err == nil {
+		_, _ = f.Seek(at+size, io.SeekStart) // the value is there in any case
+	}
+	return version, err
 }
 
 // show prints a key for people and for keys: itself if printable, else quoted.

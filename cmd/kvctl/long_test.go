@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -95,5 +96,45 @@ func TestExportCut(t *testing.T) {
 	r := e.runContext(ctx, "", "export", dir, "--prefix", "d/", "--overwrite")
 	if got := readTree(t, dir); r.code == exitOK || len(got) != 1 || got["long"] != "earlier" {
 		t.Errorf("exit %d, %d files, %d bytes: %s", r.code, len(got), len(got["long"]), r.stderr)
+	}
+}
+
+// growing has a byte come to a file before it is put.
+type growing struct {
+	store
+	file string
+	t    *testing.T
+}
+
+func (g *growing) PutFrom(ctx context.Context, k []byte, r io.Reader, size int64, o client.PutOptions) (uint64, error) {
+	f, err := os.OpenFile(g.file, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if _, err = f.WriteString("more"); err != nil {
+		g.t.Fatal(err)
+	}
+	_ = f.Close()
+	return g.store.PutFrom(ctx, k, r, size, o)
+}
+
+// TestGrowingFile: what comes to a long file while it is put is no part of the value, and no reason to end an import.
+func TestGrowingFile(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	dir := t.TempDir()
+	file, want := filepath.Join(dir, "long"), strings.Repeat("x", 9<<20)
+	writeFile(t, file, []byte(want))
+	read := &env{t: t, flags: e.flags, now: e.now}
+	e.wrap(func(s store) store { return &growing{s, file, t} })
+	for key, args := range map[string][]string{"a/long": {"import", dir, "--prefix", "a/"},
+		"b": {"put", "b", "--file", file}} {
+		st, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.must("", args...)
+		if got := read.must("", "get", key); len(got) != int(st.Size()) {
+			t.Errorf("%s has %d bytes, want %d", key, len(got), st.Size())
+		}
 	}
 }

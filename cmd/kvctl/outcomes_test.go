@@ -117,7 +117,7 @@ func TestSessionNeverOpened(t *testing.T) {
 			t.Errorf("kvctl %s, asked %d times: %+v", line, m.asked.Load()-was, r)
 		}
 	}
-	for _, line := range []string{"get k", "status", "scan"} {
+	for _, line := range []string{"get k", "exists k", "status", "scan"} {
 		if r := run("", line); r.code != exitUnavailable || strings.Contains(r.stderr, "happen") ||
 			strings.Contains(r.stderr, "may have") {
 			t.Errorf("kvctl %s: %+v", line, r)
@@ -131,7 +131,7 @@ func TestInterruptedInput(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	for _, c := range []struct{ line, reads string }{
 		{"put k", "the value"}, {"put k -", "the value"}, {"cas k 1", "the value"}, {"del", "keys, one a line,"},
-		{"mget", "keys, one a line,"}, {"pipe", "commands"},
+		{"mget", "keys, one a line,"}, {"exists", "keys, one a line,"}, {"pipe", "commands"},
 	} {
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			t.Run(fmt.Sprintf("%s, %v", c.line, sig), func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestInterruptedInput(t *testing.T) {
 					t.Fatal(err)
 				}
 				x.expect("kvctl " + name + ": ")
-				if name != "mget" {
+				if name != "mget" && name != "exists" {
 					x.expect("(it did not happen)")
 				}
 				x.exits(exitInterrupted)

@@ -58,6 +58,23 @@ func TestPutFile(t *testing.T) {
 	if got := e.must("", "get", "d"); got != string(long) {
 		t.Errorf("d has %d bytes", len(got))
 	}
+	huge := filepath.Join(t.TempDir(), "huge")
+	writeFile(t, huge, nil)
+	if err := os.Truncate(huge, 1<<43); err != nil {
+		t.Fatal(err)
+	}
+	for _, more := range [][]string{nil, {"--if-absent"}} {
+		f, err := os.Open(huge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		a := newApp(f, &out, &errs)
+		code := a.run(t.Context(), slices.Concat(e.flags, []string{"put", "k"}, more))
+		if _ = f.Close(); code != exitUsage || !strings.Contains(errs.String(), "longer than 512 MiB") {
+			t.Errorf("exit %d: %s", code, &errs)
+		}
+	}
 	if r := e.run("", "put", "k", "v", "--file", path); r.code != exitUsage {
 		t.Errorf("exit %d: %s", r.code, r.stderr)
 	}

@@ -658,8 +658,8 @@ func (c *cancelling) GetInto(ctx context.Context, k, dst []byte) (int, error) {
 func TestHelpAndCompletion(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	help := e.must("", "--help")
-	for _, c := range []string{"put", "get", "del", "cas", "txn", "incr", "ttl", "mget", "scan", "import", "export",
-		"status", "nodes", "shards",
+	for _, c := range []string{"put", "get", "del", "cas", "txn", "incr", "ttl", "mget", "exists", "scan", "import",
+		"export", "status", "nodes", "shards",
 		"count", "stats", "namespace", "directory", "drain", "rebalance", "jobs", "stat", "pipe", "shell", "latency",
 		"bigkeys", "hotkeys", "cost", "perf", "bench", "dump", "check", "flush", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+c+" ") {

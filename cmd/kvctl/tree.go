@@ -351,7 +351,7 @@ func (t *tree) putFile(ctx context.Context, s store, key []byte, f *os.File, siz
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		_, err := s.PutFrom(ctx, key, f, size, client.PutOptions{})
+		_, err := putFile(ctx, s, key, f, size, client.PutOptions{})
 		return err
 	})
 	if err != nil {

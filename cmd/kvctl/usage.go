@@ -110,6 +110,7 @@ var examples = map[string]string{
 	"keys show":             "kvctl keys show",
 	"latency":               "kvctl latency greeting --duration 10s",
 	"mget":                  "kvctl mget greeting hits",
+	"exists":                "kvctl exists greeting hits",
 	"mirror":                "kvctl mirror :default :copy --dry-run\nkvctl mirror prod:shop standby:shop --delete",
 	"namespace":             "kvctl namespace list",
 	"namespace accept-loss": "kvctl namespace accept-loss drafts",

@@ -358,10 +358,11 @@ func (a *app) devBroker(ctx context.Context, c *config.Dev, log *slog.Logger) (l
 }
 
 // serveDevBroker serves the namespaces that kvd dev has, by the clients of its gateway.
-func serveDevBroker(ctx context.Context, lis *net.UnixListener, g *runningGateway, log *slog.Logger) (*runningBroker,
+func (a *app) serveDevBroker(ctx context.Context, d *config.Dev, g *runningGateway, log *slog.Logger) (*runningBroker,
 	error) {
+	lis, err := a.devBroker(ctx, d, log)
 	if lis == nil {
-		return &runningBroker{}, nil
+		return &runningBroker{}, err
 	}
 	c := config.DefaultBrokerNode()
 	c.Namespaces, c.Listen = []string{"default", "cache"}, lis.Addr().String()
@@ -369,5 +370,9 @@ func serveDevBroker(ctx context.Context, lis *net.UnixListener, g *runningGatewa
 	for i, name := range g.names {
 		clients[name] = g.clients[i]
 	}
-	return openBroker(ctx, brokerOptions{settings: c, listener: lis, clients: clients, log: log})
+	b, err := openBroker(ctx, brokerOptions{settings: c, listener: lis, clients: clients, log: log})
+	if err != nil {
+		return nil, errors.Join(err, closeListener(lis))
+	}
+	return b, nil
 }

@@ -73,21 +73,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	defer closing(web.Close)
 	l := make(listeners)
 	defer closing(func() error { return l.close() }) // the gateway did, unless it never began
-	for _, x := range []struct{ name, addr string }{{"redis", c.Redis}, {"memcached", c.Memcached}} {
-		if x.addr == config.Off {
-			continue
-		}
-		if l[x.name], err = a.devListen(ctx, x.name, x.addr, log); err != nil {
-			delete(l, x.name)
-			return err
-		}
-	}
-	sock, err := a.devBroker(ctx, c, log)
-	if err != nil {
+	if err := a.devListeners(ctx, c, l, log); err != nil {
 		return err
-	}
-	if sock != nil {
-		defer closing(func() error { return closeListener(sock) })
 	}
 	raft := metrics.Raft() // before raft has begun
 	namespaces := []devstore.Namespace{
@@ -122,7 +109,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	defer closing(g.close)
 	defer notify(log, daemon.SdNotifyStopping)
-	b, err := serveDevBroker(ctx, sock, g, log)
+	b, err := a.serveDevBroker(ctx, c, g, log)
 	if err != nil {
 		return err
 	}
@@ -131,8 +118,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	d := s.DirectoryNodes()[0]
 	doors := g.doors(web)
 	doors["grpc"], doors["raft"] = d.Doors()
-	cs := append(append(g.collectors(), b.collectors()...), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d),
-		metrics.Listeners(doors))
+	cs := append(append(g.collectors(), b.collectors()...), raft, jobs, metrics.RaftLog(d),
+		metrics.Directory("d1", d), metrics.Renewals(d), metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
 	}
@@ -154,7 +141,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"],
-		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "broker", b.path(), "http", web.Addr()); err != nil {
+		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "broker", b.path(),
+		"http", web.Addr()); err != nil {
 		return err
 	}
 	wait, cancel := context.WithCancel(ctx)
@@ -165,6 +153,21 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		g.drain()
 	}
 	return err
+}
+
+// devListeners adds those of Redis's and memcached's protocol to l.
+func (a *app) devListeners(ctx context.Context, c *config.Dev, l listeners, log *slog.Logger) error {
+	for _, x := range []struct{ name, addr string }{{"redis", c.Redis}, {"memcached", c.Memcached}} {
+		if x.addr == config.Off {
+			continue
+		}
+		lis, err := a.devListen(ctx, x.name, x.addr, log)
+		if err != nil {
+			return err
+		}
+		l[x.name] = lis
+	}
+	return nil
 }
 
 // peersOf is where other gateways call the one that has these listeners: nowhere if it has no clients.

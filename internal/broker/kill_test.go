@@ -168,7 +168,7 @@ func (w *world) draining(t *testing.T) {
 type child struct {
 	t    *testing.T
 	cmd  *exec.Cmd
-	in   io.Closer
+	in   io.WriteCloser
 	out  *bufio.Reader
 	over bool
 }
@@ -212,6 +212,14 @@ func (c *child) says(word string) string {
 		if all.WriteString(line); err != nil {
 			c.t.Fatalf("the program ended before %q: %s", word, all.String())
 		}
+	}
+}
+
+// tell has the program go on.
+func (c *child) tell() {
+	c.t.Helper()
+	if _, err := c.in.Write([]byte{1}); err != nil {
+		c.t.Fatal(err)
 	}
 }
 
@@ -266,7 +274,6 @@ func TestProgram(t *testing.T) {
 			t.Fatalf("%+v, %v", h, err)
 		}
 		held(0)
-		p.send(ring.Numbered(ring.Head{Kind: ring.KindDeregister, Serial: 6}, arena)) // answered once that is over
 	case "forked":
 		held(0)
 		f, err := p.nc.File()
@@ -283,10 +290,15 @@ func TestProgram(t *testing.T) {
 		held(0)
 	}
 	ready()
-	if state != "bye" {
+	if state != "bye" && state != "registered" {
 		select {}
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1)) // until it is held
+	if state == "registered" {
+		p.send(ring.Numbered(ring.Head{Kind: ring.KindDeregister, Serial: 6}, arena)) // answered once that is over
+		fmt.Println("\nPROGRAM deregisters")
+		select {}
+	}
 	p.send(ring.Bare(ring.Head{Kind: ring.KindBye}))
 	for { // the socket's end is the last
 		if _, _, _, err := p.hear(); err != nil {
@@ -322,8 +334,11 @@ func TestKilled(t *testing.T) {
 				g.release()
 				testutil.Until(t, "the value is stored", func() bool { return w.b.tenants[0].stats.Codes[ring.OK].Load() > 0 })
 			}
-			pid := c.cmd.Process
-			if err := pid.Kill(); err != nil {
+			if x.state == "registered" {
+				c.tell()
+				c.says("deregisters")
+			}
+			if err := c.cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			if x.held > 0 && x.state != "stopped" {
@@ -356,9 +371,7 @@ func TestKilled(t *testing.T) {
 		}
 		c := w.child(t, "bye")
 		g.until(t, 1)
-		if _, err := c.in.(io.Writer).Write([]byte{1}); err != nil {
-			t.Fatal(err)
-		}
+		c.tell()
 		w.draining(t)
 		g.release()
 		verdict := c.says("verdict")

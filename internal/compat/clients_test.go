@@ -42,6 +42,7 @@ func TestNodeClients(t *testing.T) {
 
 func TestPythonClients(t *testing.T) {
 	for script, addr := range map[string]func(target) string{
+		"lmcache.py":           func(at target) string { return at.redis },
 		"redis-py.py":          func(at target) string { return at.redis },
 		"pymemcache-client.py": func(at target) string { return at.memcached },
 		"pylibmc-client.py":    func(at target) string { return at.memcached },

@@ -39,7 +39,8 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 
 func defaults() map[string]Settings {
 	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(),
-		"janitor": DefaultJanitor(), "gateway": DefaultGateway(), "health": DefaultHealth()}
+		"janitor": DefaultJanitor(), "gateway": DefaultGateway(), "broker": DefaultBrokerNode(),
+		"health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -234,6 +235,20 @@ func TestRefusals(t *testing.T) {
 				"tls.ca is missing",
 				"poll is 1ms (from --poll): want at least 10ms",
 				"window is 0 (from --window): want 1 to 1024",
+			},
+		},
+		{
+			name: "broker", s: DefaultBrokerNode(),
+			args: []string{"--directory=192.0.2.1:7400", "--namespaces=", "--listen=here", "--max-clients=0",
+				"--arena-memory=1023KiB", "--timeout=1ms", "--http-listen=192.0.2.1:80"},
+			want: []string{
+				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				"namespaces is missing",
+				`listen is "here" (from --listen): want an absolute path`,
+				"max-clients is 0 (from --max-clients): want 1 to 4096",
+				"arena-memory is 1023KiB (from --arena-memory): want 1MiB to",
+				"timeout is 1ms (from --timeout): want at least 10ms",
+				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
 			},
 		},
 		{

@@ -188,7 +188,7 @@ type Broker struct {
 	Directory  []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Namespaces []string `mapstructure:"namespaces" usage:"namespaces that programs may name; the first is for those that name none"`
 
-	// Who may connect, and how much these may use.
+	// The programs that may connect, and how much these may use.
 	Listen      string        `mapstructure:"listen" usage:"path of the socket that programs of this machine connect to"`
 	Users       []string      `mapstructure:"users" usage:"users who may connect, by name or number; empty: this process's own, and root"`
 	SecretFile  string        `mapstructure:"secret-file" usage:"file whose only line programs must say, for containers in which users mean nothing; empty: nothing"`
@@ -292,8 +292,8 @@ func DefaultGateway() *Gateway {
 // DefaultBrokerNode gives `kvd broker` without any settings.
 func DefaultBrokerNode() *Broker {
 	return &Broker{
-		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker, Users: []string{},
-		MaxClients: 64, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, HTTPListen: Off,
+		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker,
+		Users: []string{}, MaxClients: 64, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, HTTPListen: Off,
 		Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }

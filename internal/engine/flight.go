@@ -9,9 +9,10 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// flight is a chain of GETs of remembered keys, all of one memory node, on a provider that does not execute within
-// PostSend; where it does, hintedChain performs them. index.Hinted says there and here what is posted and how that is
-// judged. A GET of any Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
+// flight is a chain of GETs and Exists of remembered keys, all of one memory node, on a provider that does not execute
+// within PostSend; where it does, hintedChain performs them. index.Hinted says there and here what is posted and how
+// that is judged. A GET of any Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is
+// signaled.
 //
 // A flight stands in a Task of its own, so that the lane's accounts (reclaim epoch, map, deadline, queue pair) know it
 // like an operation under way. It changes nothing at the memory node: a GET that it does not decide, whatever the
@@ -27,7 +28,7 @@ type flight struct {
 
 // board puts op, whose waiter is w, aboard a flight, if op can be performed by one. The lane has the newest map.
 func (l *Lane) board(op *Op, w *waiter) bool {
-	if op.Kind != index.Get || op.cancel != nil || l.view == nil {
+	if !op.Kind.Reads() || op.cancel != nil || l.view == nil {
 		return false
 	}
 	var x hinted
@@ -36,7 +37,7 @@ func (l *Lane) board(op *Op, w *waiter) bool {
 		return false
 	}
 	x.hint = l.hint
-	n := x.way.X.ReadLen()
+	n := x.readLen()
 	t := c.boarding
 	if t != nil && (t.flight.n == hintedOps || n > taskSlot-t.flight.used || t.postView != l.view.Version) {
 		c.depart()
@@ -51,9 +52,9 @@ func (l *Lane) board(op *Op, w *waiter) bool {
 	x.cell = f.n
 	x.rec = t.buf[f.used:][:n:n]
 	f.used += (n + 63) &^ 63
-	x.noting = x.pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
+	x.noting = op.Kind != index.Exists && x.pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
 	cells := f.cells(t, &x)
-	accs := x.way.Look(l.hintAccesses[:0], cells[:8:8], x.rec)
+	accs := x.addReads(l.hintAccesses[:0], cells[:8:8])
 	if x.noting {
 		accs = x.way.Note(accs, cells[8:])
 	}
@@ -169,15 +170,17 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	}
 	cells := t.flight.cells(t, x)
 	r := &l.found // off the stack, from where it would have to be copied
-	if !x.way.Seen(cells, x.rec, op.Key, r) {
+	if !x.seen(cells, r) {
 		l.learnWord(x, layout.Word(binary.LittleEndian.Uint64(cells)))
 		return false
 	}
-	if !l.answers(r) {
+	if !l.answers(op, r) {
 		return false
 	}
 	h := x.hint
-	h.Version, h.Flags = r.Version, index.HintFlagsOf(r.Flags, r.Expiry)
+	if len(x.rec) > 0 {
+		h.Version, h.Flags = r.Version, index.HintFlagsOf(r.Flags, r.Expiry)
+	}
 	l.cache.put(op.Check, h, uint32(t.epoch))
 	l.performed(x, cells, h.Word, r.Expiry, true)
 	l.answerGet(op, r)

@@ -36,12 +36,12 @@ const (
 )
 
 // Hinted performs those of ops that it can at once. It needs providers that execute within PostSend and fence by
-// themselves, and nothing else under way on the lane. It performs GETs, PUTs without condition or of a version, and
-// Modifies, all of keys that the lane remembers. A PUT of a version and a Modify are two chains. The first chain
-// reads the record that is changed, and the next writes if the slot still holds its word. index.Hinted says what
-// they post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in any
-// order. It returns how many are left: they are for Tasks. Nothing has happened of them, with one exception. A PUT
-// that the head has decided and that met something else on its way to the tail has a Task already.
+// themselves, and nothing else under way on the lane. It performs GETs, Exists, PUTs without condition or of a
+// version, and Modifies, all of keys that the lane remembers. A PUT of a version and a Modify are two chains. The
+// first chain reads the record that is changed, and the next writes if the slot still holds its word. index.Hinted
+// says what they post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are
+// in any order. It returns how many are left: they are for Tasks. Nothing has happened of them, with one exception.
+// A PUT that the head has decided and that met something else on its way to the tail has a Task already.
 //
 // The lane's owner calls it, and has published the reclaim epoch of this moment for the lane before
 // the call, as for Start.
@@ -105,7 +105,7 @@ func (l *Lane) touchHints(ops []*Op) {
 func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	looks := op.Kind == index.Modify || op.Kind == index.Put && op.Cond == index.IfVersion
 	if op.Kind == index.Put && op.Part != nil || !looks &&
-		(op.Cond != index.Always || op.Kind != index.Put && op.Kind != index.Get) {
+		(op.Cond != index.Always || op.Kind != index.Put && !op.Kind.Reads()) {
 		return nil
 	}
 	if !l.cache.find(&x.at, op.Check, layout.FP(op.Hash)) || epoch-x.at.seen() >= layout.WordLifeEpochs {
@@ -117,7 +117,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	}
 	h, pg := &l.hint, s.PG
 	x.at.read(h)
-	if !h.Fits(&s.route, op.Kind != index.Get) || op.found != 0 && h.Word != op.found {
+	if !h.Fits(&s.route, op.Kind) || op.found != 0 && h.Word != op.found {
 		return nil
 	}
 	c := l.memberConn(pg, pg.Replicas-1) // the tail; a Task asks for one that is lacking
@@ -126,9 +126,35 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	}
 	x.op, x.pg, x.shard = op, pg, s
 	x.way.PG, x.way.Off, x.way.X, x.way.N = &pg.PG, s.route.SlotOff(op.Hash, h.Slot), h.Word, 0
-	x.hint.Slot, x.shown = h.Slot, 0
+	if x.hint.Slot, x.shown = h.Slot, 0; op.Kind == index.Exists {
+		x.hint = *h
+	}
 	x.put = op.Kind == index.Put && !looks || op.found != 0
 	return c
+}
+
+// readLen is how many bytes x's op, which reads, READs of its record.
+func (x *hinted) readLen() int {
+	if x.op.Kind == index.Exists {
+		return x.hint.HeadLen(x.op.Key)
+	}
+	return x.way.X.ReadLen()
+}
+
+// addReads adds the READs of x's op, slot first; the record comes to x.rec, of readLen.
+func (x *hinted) addReads(a []index.Access, word []byte) []index.Access {
+	if x.op.Kind == index.Exists {
+		return x.way.Ask(a, word, x.rec)
+	}
+	return x.way.Look(a, word, x.rec)
+}
+
+// seen judges what addReads has brought, but for the expiry.
+func (x *hinted) seen(word []byte, r *layout.Record) bool {
+	if x.op.Kind == index.Exists {
+		return x.way.Told(&x.hint, word, x.rec, x.op.Key, r)
+	}
+	return x.way.Seen(word, x.rec, x.op.Key, r)
 }
 
 // memberConn is the connection to the k-th replica of pg, nil if that is not up.
@@ -171,7 +197,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 			return true // in chunks
 		}
 	} else {
-		n = x.way.X.ReadLen()
+		n = x.readLen()
 	}
 	switch {
 	case n > taskSlot-hintedRecords:
@@ -212,7 +238,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	x.rec = t.buf[ch.used:][:n:n]
 	ch.used += (n + 63) &^ 63
 	cells := ch.cells(x)
-	x.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
+	x.noting = op.Kind != index.Exists && pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
 	accs := l.hintAccesses[:0]
 	if put {
 		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry,
@@ -225,7 +251,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 		}
 		x.noting = x.noting || x.at.flags().NotesExpiry(&pg.PG, op.Expiry)
 	} else {
-		accs = x.way.Look(accs, cells[:8:8], x.rec)
+		accs = x.addReads(accs, cells[:8:8])
 	}
 	ch.notes = ch.notes || x.noting
 	if x.noting && (!put || pg.Replicas == 1) { // a PUT with copies READs the word where it is published
@@ -377,7 +403,7 @@ func (ch *hintedChain) cells(x *hinted) []byte {
 
 func (ch *hintedChain) judgeRead(x *hinted, valid bool) bool {
 	op, r := x.op, &ch.l.found // off the stack, from where it would have to be copied
-	if !x.way.Seen(ch.cells(x), x.rec, op.Key, r) || !ch.l.answers(r) || op.Kind != index.Get && ch.change(x, r) {
+	if !x.seen(ch.cells(x), r) || !ch.l.answers(op, r) || !op.Kind.Reads() && ch.change(x, r) {
 		return false
 	}
 	x.at.saw(ch.epoch)
@@ -409,9 +435,10 @@ func (ch *hintedChain) change(x *hinted, r *layout.Record) bool {
 	return true
 }
 
-// answers reports whether r alone is the answer to a GET of its key.
-func (l *Lane) answers(r *layout.Record) bool {
-	return r.Flags&layout.FlagManifest == 0 && (r.Expiry == 0 || !r.Expired(l.core.opts.Millis()))
+// answers reports whether r alone is the answer to op, which reads its key.
+func (l *Lane) answers(op *Op, r *layout.Record) bool {
+	return (r.Flags&layout.FlagManifest == 0 || op.Kind == index.Exists) &&
+		(r.Expiry == 0 || !r.Expired(l.core.opts.Millis()))
 }
 
 func (l *Lane) answerGet(op *Op, r *layout.Record) {

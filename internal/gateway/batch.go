@@ -85,7 +85,8 @@ type entry struct {
 type kind uint8
 
 const (
-	readValue kind = 1 + iota // a Get of nothing but a plain value; of a collection, that there is one
+	presence  kind = 1 + iota // that there is one, its version and expiry; no use is noted
+	readValue                 // a Get of nothing but a plain value; of a collection, that there is one
 	read                      // version, expiry, flags and type, too, of any value
 	put                       // replies do not depend on what was there
 	putIf                     // one entry; replies say whether the condition held
@@ -557,6 +558,9 @@ func (c *conn) adapt(b *batch) {
 func (b *batch) performOne(ctx context.Context, u *unit) {
 	api, name := b.c.in.api, b.c.in.stored(u.name)
 	switch {
+	case u.kind == presence:
+		in, err := api.Exists(ctx, name)
+		u.takeAnswer(client.Item{Version: in.Version, Expires: in.Expires}, err)
 	case u.kind == readValue:
 		n, err := getInto(ctx, api, name, &u.into)
 		u.takeAnswer(client.Item{Value: u.into[:n]}, err)
@@ -587,6 +591,8 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 		o := &b.ops[i]
 		o.Key = b.c.in.stored(u.name)
 		switch u.kind {
+		case presence:
+			o.Kind = client.OpExists
 		case readValue, read:
 			if u.into == nil {
 				u.into = make([]byte, 0, 512)
@@ -621,7 +627,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 func (u *unit) takeAnswer(it client.Item, err error) {
 	u.stored = err == nil
 	switch u.kind {
-	case readValue, read:
+	case presence, readValue, read:
 		if u.got = it.Version; errors.Is(err, client.ErrNotFound) {
 			it, u.got, u.stored, err = client.Item{}, 0, false, nil
 		}
@@ -734,7 +740,7 @@ func (b *batch) reply(e *entry) error {
 		cur.late = true
 		defer give()
 		if b.framed(u) {
-			return b.replyFramed(e, u, paid)
+			return b.replyFramed(e, u)
 		}
 		b.tell(e, u)
 		if w.Len() > sendFrom {
@@ -763,7 +769,7 @@ func (b *batch) tell(e *entry, u *unit) {
 	}
 	k := &u.k
 	switch u.kind {
-	case readValue, read:
+	case presence, readValue, read:
 		k.count = 0
 		e.cmd.key(k, e.args, w)
 		cur.sum += k.count

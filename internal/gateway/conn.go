@@ -179,6 +179,15 @@ func (c *conn) take(n int64) error {
 	return err
 }
 
+// takeBuffer is take, with the memory, which may hold anything.
+func (c *conn) takeBuffer(n int) ([]byte, error) {
+	c.link.Waits()
+	began := time.Now()
+	b, err := c.share.TakeBuffer(c.g.ctx, n, memoryPatience-c.waited)
+	c.waited += time.Since(began)
+	return b, err
+}
+
 // reserve is resp.Reader.Reserve.
 // The reader asks before a buffer grows, so a length that a client announces costs nothing until
 // the bytes have come.
@@ -245,7 +254,7 @@ func (g *Gateway) handle(nc net.Conn) {
 	// Its user is default, and its limits are a stranger's if that needs a password.
 	c.becomeNew()
 	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued,
-		written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
+		written: &g.m.written, turns: g.turns, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
 	c.over(nc)
 	c.fresh()

@@ -95,19 +95,20 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 	held, more := int64(0), int64(0)
 	frames := b.frames(e, u)
 	for range largeTries {
-		n := 2 * int64(u.large)
-		if frames {
-			n = int64(u.large) + replyFrame // what it is read to becomes the reply
-		}
-		if err := c.take(n - held); err != nil {
-			u.takeAnswer(client.Item{}, err)
-			break
-		}
-		held = max(held, n)
 		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
 		if frames {
-			u.frame = make([]byte, u.large+replyFrame)
+			if err := b.makeFrame(u, u.large); err != nil {
+				u.takeAnswer(client.Item{}, err)
+				break
+			}
 			op[0].Into = u.frame[replyHead : replyHead : replyHead+u.large]
+		} else {
+			n := 2 * int64(u.large)
+			if err := c.take(n - held); err != nil {
+				u.takeAnswer(client.Item{}, err)
+				break
+			}
+			held = max(held, n)
 		}
 		ctx, over := c.longTurn(u.large)
 		c.in.api.Do(ctx, op[:])
@@ -120,8 +121,9 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 		u.large = large.Want
 	}
 	if b.framed(u) {
-		return held, func() { u.k.value, u.frame = nil, nil }
+		return 0, func() { u.k.value = nil }
 	}
+	held += b.spareFrame(u)
 	if u.err == nil && u.k.typ != client.Plain {
 		more = (framing - 1) * int64(len(u.k.value))
 		if err := c.take(more); err != nil {
@@ -142,6 +144,29 @@ const (
 	replyFrame = replyHead + 2
 )
 
+// makeFrame gives u a frame for n bytes, in place of the one that it has. Memory of the share stands for it.
+func (b *batch) makeFrame(u *unit, n int) (err error) {
+	b.dropFrame(u)
+	u.frame, err = b.c.takeBuffer(n + replyFrame)
+	return err
+}
+
+// dropFrame gives up u's frame, of which nothing is in use.
+func (b *batch) dropFrame(u *unit) {
+	if u.frame != nil {
+		b.c.share.Return(u.frame)
+		u.frame = nil
+	}
+}
+
+// spareFrame parts with u's frame, to which something else was read than what can be framed. It returns the bytes of
+// the share that stand for it.
+func (b *batch) spareFrame(u *unit) int64 {
+	n := int64(cap(u.frame))
+	u.frame = nil
+	return n
+}
+
 // frames reports whether the reply to a command can be the memory that its value is read to. To a client that tracks
 // what it reads it goes with those before it, so that no invalidation comes in between.
 func (b *batch) frames(e *entry, u *unit) bool { return e.cmd.plain && !u.track }
@@ -152,11 +177,13 @@ func (b *batch) framed(u *unit) bool {
 		&u.k.value[0] == &u.frame[replyHead]
 }
 
-// replyFramed replies with u's value where it was read to. paid stands for that memory.
-func (b *batch) replyFramed(e *entry, u *unit, paid int64) error {
+// replyFramed replies with u's value where it was read to.
+func (b *batch) replyFramed(e *entry, u *unit) error {
 	n := len(u.k.value)
 	head := fmt.Appendf(nil, "$%d\r\n", n)
-	p := u.frame[replyHead-len(head) : replyHead+n+2]
+	frame := u.frame
+	u.frame = nil
+	p := frame[replyHead-len(head) : replyHead+n+2]
 	copy(p, head)
 	copy(p[len(p)-2:], "\r\n")
 	if e.cmd.lookup {
@@ -165,15 +192,11 @@ func (b *batch) replyFramed(e *entry, u *unit, paid int64) error {
 	b.cur.streamed = true
 	if b.w.Len() > 0 {
 		if err := b.c.push(&b.w, 0); err != nil {
-			b.c.share.Drop(paid)
+			b.c.share.Return(frame)
 			return err
 		}
 	}
-	if parts, _ := b.c.out.pending(); parts == 0 { // else it may wait
-		b.c.g.turns <- struct{}{}
-		defer func() { <-b.c.g.turns }()
-	}
-	return b.c.out.send(p, paid)
+	return b.c.out.sendFrame(p, frame)
 }
 
 // longTurn waits until few others copy long values. It makes a context for an operation that does and may have n bytes.
@@ -189,15 +212,8 @@ func (c *conn) longTurn(n int) (ctx context.Context, over func()) {
 // changes all the time, or is a collection's: then the value is read as a whole.
 func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 	c, name := b.c, b.c.in.stored(u.name)
-	held, times := int64(0), int64(2) // the part, and its reply
+	held := int64(0) // of the part, and of its reply
 	frames := b.frames(e, u)
-	if frames {
-		times = 1
-	}
-	give = func() {
-		u.k.value, u.frame = nil, nil
-		c.share.Drop(held - held/times)
-	}
 	for range largeTries {
 		ctx := inside.LimitMemory(c.ctx, u.large) // a record is read as a whole
 		_, in, err := c.in.api.GetRange(ctx, name, 0, nil)
@@ -207,13 +223,18 @@ func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 			from, to = e.cmd.part(e.args, int(in.Size))
 		}
 		if from < to {
-			need := times * int64(to-from+replyFrame)
-			if err = c.take(need - held); err == nil {
-				held = max(held, need)
-				frame := make([]byte, to-from+replyFrame)
-				if it.Value = frame[replyHead : replyHead+to-from]; frames {
-					u.frame = frame
+			if frames {
+				if err = b.makeFrame(u, to-from); err == nil {
+					it.Value = u.frame[replyHead : replyHead+to-from]
 				}
+			} else {
+				need := 2 * int64(to-from)
+				if err = c.take(need - held); err == nil {
+					held = max(held, need)
+					it.Value = make([]byte, to-from)
+				}
+			}
+			if err == nil {
 				var n int
 				var now client.Info
 				n, now, err = c.in.api.GetRange(ctx, name, int64(from), it.Value)
@@ -235,8 +256,16 @@ func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 		if u.takeAnswer(it, err); u.stored && err == nil {
 			u.k.from, u.k.whole = from, int(in.Size)
 		}
-		return held / times, give, true
+		if b.framed(u) {
+			return 0, func() { u.k.value = nil }, true
+		}
+		held += b.spareFrame(u)
+		return held / 2, func() {
+			u.k.value = nil
+			c.share.Drop(held - held/2)
+		}, true
 	}
+	b.dropFrame(u)
 	c.share.Drop(held)
 	return 0, nil, false
 }

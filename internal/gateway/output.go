@@ -37,6 +37,7 @@ type output struct {
 	slow    func()            // told that the client was disconnected since it read too slowly
 	flooded func(pending int) // told that it was, since it left so many bytes of messages unread
 	corked  bool              // as mu.corked; the connection's goroutine's
+	turns   chan struct{}     // the gateway's, see conn.longTurn: of those who send frames
 
 	// write's argument and answers; the connection's goroutine's.
 	p    []byte
@@ -64,6 +65,8 @@ type chunk struct {
 	b    []byte
 	held int64
 	lent bool // b is the sender's, who waits
+	// frame is a buffer of the share, of which b is a part. It goes back once that is sent.
+	frame []byte
 }
 
 const (
@@ -157,6 +160,28 @@ func (o *output) send(p []byte, paid int64) error {
 	return o.mu.err
 }
 
+// sendFrame sends or queues p, a part of a buffer of the share, which goes back when p is sent. Its goroutine sends it,
+// by turns with those of others.
+func (o *output) sendFrame(p, frame []byte) error {
+	o.link.Waits()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer o.uncorkLocked()
+	o.pushesFirstLocked()
+	for o.mu.err == nil && o.mu.size > 0 && o.mu.size+len(p) > o.limit {
+		o.room.Wait()
+	}
+	if o.mu.err != nil {
+		o.share.Return(frame)
+		return o.mu.err
+	}
+	o.add(chunk{b: p, frame: frame})
+	if !o.mu.draining {
+		o.drainLocked()
+	}
+	return nil
+}
+
 // enqueue adds p to the queue if the connection may have that much queued. The output is
 // locked.
 // Up to smallOutput bytes are copied without asking, so that a client that is a little late
@@ -165,7 +190,7 @@ func (o *output) send(p []byte, paid int64) error {
 // A single reply that was paid for may be beyond the limit, if nothing else is queued.
 func (o *output) enqueue(p []byte, paid int64) bool {
 	var last *chunk
-	if n := len(o.mu.queue); n > 0 && !o.mu.queue[n-1].lent {
+	if n := len(o.mu.queue); n > 0 && !o.mu.queue[n-1].lent && o.mu.queue[n-1].frame == nil {
 		last = &o.mu.queue[n-1]
 	}
 	n := o.mu.size + len(p)
@@ -250,10 +275,14 @@ func (o *output) drain() {
 		o.mu.Unlock()
 		for _, c := range queue {
 			if err == nil {
-				err = o.sendAll(c.b)
+				err = o.sendAll(c.b, c.frame != nil)
 			}
 			o.queued.Add(-int64(len(c.b)))
-			o.share.Drop(c.held)
+			if c.frame != nil {
+				o.share.Return(c.frame)
+			} else {
+				o.share.Drop(c.held)
+			}
 		}
 		o.mu.Lock()
 		if err != nil && o.mu.err == nil {
@@ -281,8 +310,8 @@ func (o *output) drain() {
 // Without the second bound a client that reads a byte a minute would be given for ever what the
 // queue holds.
 // Parts of smallOutput bytes are what progress is measured by: a Write that has not ended tells nothing of how far it
-// came.
-func (o *output) sendAll(b []byte) error {
+// came. With turns it takes one while the socket takes a part.
+func (o *output) sendAll(b []byte, turns bool) error {
 	last := time.Now().Add(o.timeout + time.Duration(len(b))*time.Second/outputRate)
 	for len(b) > 0 {
 		part := b[:min(len(b), smallOutput)]
@@ -290,11 +319,16 @@ func (o *output) sendAll(b []byte) error {
 		if limit.After(last) {
 			limit = last
 		}
-		nc, err := o.path(limit)
+		nc, raw, err := o.path(limit)
 		if err != nil {
 			return err
 		}
-		n, err := nc.Write(part)
+		var n int
+		if turns && raw != nil {
+			n, err = o.writeInTurn(raw, part)
+		} else {
+			n, err = nc.Write(part)
+		}
 		o.written.Add(uint64(n))
 		b = b[n:]
 		if err != nil && !o.moved(nc) {
@@ -302,6 +336,20 @@ func (o *output) sendAll(b []byte) error {
 		}
 	}
 	return nil
+}
+
+// writeInTurn writes some of p, in a turn of those who write.
+func (o *output) writeInTurn(raw syscall.RawConn, p []byte) (n int, err error) {
+	cerr := raw.Write(func(fd uintptr) bool {
+		o.turns <- struct{}{}
+		n, err = loop.WriteNow(fd, p)
+		<-o.turns
+		return err != loop.ErrNothing
+	})
+	if cerr != nil {
+		return n, cerr
+	}
+	return n, err
 }
 
 // finish waits until everything is sent or sending fails. A message that is pushed later goes nowhere.

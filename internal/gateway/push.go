@@ -268,17 +268,17 @@ func (o *output) enterLoop() {
 
 // path is where the goroutine that sends writes to, with a deadline.
 // It is asked anew for each part, since the connection may leave its loop between two of them.
-func (o *output) path(limit time.Time) (net.Conn, error) {
+func (o *output) path(limit time.Time) (nc net.Conn, raw syscall.RawConn, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.err != nil {
-		return nil, o.mu.err
+		return nil, nil, o.mu.err
 	}
-	nc := o.mu.via
+	nc = o.mu.via
 	if nc == nil || o.mu.place == atConn {
-		nc = o.nc
+		nc, raw = o.nc, o.raw
 	}
-	return nc, nc.SetWriteDeadline(limit)
+	return nc, raw, nc.SetWriteDeadline(limit)
 }
 
 // moved reports whether the connection has left its loop since path gave nc.

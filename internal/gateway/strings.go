@@ -379,7 +379,7 @@ func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) {
 	}
 }
 
-// lengthPart is what STRLEN, EXISTS and TTL need of a value: none of its bytes.
+// lengthPart is what STRLEN and TYPE need of a value, and EXISTS of one that is not known yet: none of its bytes.
 func lengthPart([][]byte, int) (from, to int) { return 0, 0 }
 
 // rangePart is what GETRANGE needs of a value of n bytes.

@@ -129,7 +129,7 @@ func (b *batch) seen() {
 	for _, u := range b.units {
 		there := u.err == nil
 		switch u.kind {
-		case readValue, read:
+		case presence, readValue, read:
 			there = u.stored || u.large > 0
 		case putIf:
 			there = there && u.cond == client.IfAbsent && !u.stored

@@ -217,6 +217,22 @@ func (r *Record) ParseApart(head, value []byte, crc uint32) error {
 	return r.parseHead(head)
 }
 
+// ParseHead is [Record.Parse] for the start of a record in a place of n bytes: b has the header and the key at least.
+// Value is nil. The CRC is not looked at, since it covers the value.
+func (r *Record) ParseHead(b []byte, n int) error {
+	if len(b) < RecordHeaderSize {
+		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
+	}
+	r.KeyLen = binary.LittleEndian.Uint16(b[8:])
+	r.ValueLen = binary.LittleEndian.Uint32(b[12:])
+	k := RecordHeaderSize + int(r.KeyLen)
+	if uint64(k)+uint64(r.ValueLen) > uint64(n) || k > len(b) {
+		return corrupt("record", 8, "key and value longer than the place", uint64(k)+uint64(r.ValueLen), uint64(n), b)
+	}
+	r.Key, r.Value = b[RecordHeaderSize:k:k], nil
+	return r.parseHead(b)
+}
+
 // parseHead checks and parses the rest of the header at the start of b.
 func (r *Record) parseHead(b []byte) error {
 	r.Version = binary.LittleEndian.Uint64(b)

@@ -104,8 +104,8 @@ var imports = []row{
 		"pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
-	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode " +
-		"server", "it shows what the parts tell, and starts none of them"},
+	{"internal/metrics", "client client/prom internal/broker internal/certs internal/dirpb internal/netsrv " +
+		"internal/overview internal/ring memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},
 
@@ -154,6 +154,7 @@ var imports = []row{
 		"rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
+	{"client/python/tests/adapters", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
 	{"internal/testutil", "", "it is for tests alone"},
 	{"internal/livepeak", "", "it is for tests alone"},

@@ -30,6 +30,8 @@ type Budget struct {
 	total   int64
 	used    atomic.Int64 // by shares
 	garbage atomic.Int64 // dropped, and perhaps not collected yet
+	idle    atomic.Int64 // of buffers
+	buffers buffers
 	collect struct {
 		sync.Mutex
 		rests time.Time // until then the collector is not made to run
@@ -158,7 +160,12 @@ func (s *Share) Try(n int64) bool {
 		if s.held.Load()+n > b.total-used {
 			return false
 		}
-		if g := b.garbage.Load(); g > 0 && used+n+g > b.total {
+		idle := b.idle.Load()
+		if g := b.garbage.Load(); g+idle > 0 && used+n+g+idle > b.total {
+			if idle > 0 {
+				b.letGo()
+				continue
+			}
 			if !b.reclaim(g, s.held.Load()+n <= b.total/small) {
 				return false
 			}
@@ -231,7 +238,12 @@ func gcCycles() uint64 {
 // Take is Try, but waits for up to patience, or until ctx ends, while it may not. Its error
 // is ErrBudget or the context's.
 func (s *Share) Take(ctx context.Context, n int64, patience time.Duration) error {
-	if s.Try(n) {
+	return s.take(ctx, n, patience, func() bool { return s.Try(n) })
+}
+
+// take is Take with another way to try.
+func (s *Share) take(ctx context.Context, n int64, patience time.Duration, try func() bool) error {
+	if try() {
 		return nil
 	}
 	b := s.b
@@ -252,7 +264,7 @@ func (s *Share) Take(ctx context.Context, n int64, patience time.Duration) error
 		switch {
 		case s.gone.Load():
 			return ErrBudget
-		case s.Try(n): // what was given back before the channel was made
+		case try(): // what was given back before the channel was made
 			return nil
 		}
 		select {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestBudgetIsShared: whoever wants a modest part gets it, however many take all they can and give
@@ -187,5 +189,103 @@ func TestSmallPartsDoNotWait(t *testing.T) {
 	}
 	if !b.Share(nil).Try(total / small) {
 		t.Error("a small part waits")
+	}
+}
+
+// TestBuffers: buffers that were given back are taken again, count until they are garbage, and stay nobody's for long.
+func TestBuffers(t *testing.T) {
+	const total, size = 8 << 20, 256 << 10
+	b := NewBudget(total)
+	s := b.Share(nil)
+	take := func(n int) []byte {
+		t.Helper()
+		buf, err := s.TakeBuffer(t.Context(), n, time.Minute)
+		if err != nil || len(buf) != n || s.Held() != int64(cap(buf)) {
+			t.Fatalf("%d of %d bytes, %d are held, error %v", len(buf), n, s.Held(), err)
+		}
+		return buf
+	}
+	first := take(size)
+	first[size-1] = 7
+	s.Return(first)
+	if b.Used() != 0 || b.idle.Load() != size {
+		t.Errorf("%d bytes are used, %d kept, want 0 and %d", b.Used(), b.idle.Load(), size)
+	}
+	fits := take(size * 9 / 10)
+	if cap(fits) != size || fits[:size][size-1] != 7 || b.idle.Load() != 0 {
+		t.Errorf("another buffer, of %d bytes; %d are kept", cap(fits), b.idle.Load())
+	}
+	s.Return(fits)
+	for _, n := range []int{size/2 + 1, 2 * size} { // too large, too small a buffer
+		other := take(n)
+		if &other[0] == &first[0] || b.idle.Load() == 0 {
+			t.Errorf("%d bytes have the buffer of %d", n, size)
+		}
+		s.Drop(int64(cap(other)))
+	}
+	// All can be had still: what is kept gives way.
+	if !s.Try(total) || b.idle.Load() != 0 {
+		t.Errorf("%d bytes are kept while somebody wants all", b.idle.Load())
+	}
+	s.Drop(total)
+
+	// Not more than a part is kept, and that not for long.
+	many := make([][]byte, total/size/2)
+	for i := range many {
+		var err error
+		if many[i], err = s.TakeBuffer(t.Context(), size, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, buf := range many {
+		s.Return(buf)
+	}
+	if got := b.idle.Load(); got != total/keptPart {
+		t.Errorf("%d bytes are kept, want %d", got, total/keptPart)
+	}
+	testutil.Until(t, "all buffers are garbage", func() bool { return b.idle.Load() == 0 })
+	if s.Held() != 0 || b.Used() != 0 {
+		t.Errorf("%d bytes are held and %d used at the end", s.Held(), b.Used())
+	}
+}
+
+// TestBuffersBusy: many take and give back buffers beside those who want memory, and nobody has another's.
+func TestBuffersBusy(t *testing.T) {
+	const total = 4 << 20
+	b := NewBudget(total)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			s := b.Share(nil)
+			defer s.Close()
+			for n := range 50 {
+				if n%5 == 4 {
+					if s.Try(total / 4) {
+						s.Drop(total / 4)
+					}
+					continue
+				}
+				buf, err := s.TakeBuffer(t.Context(), 64<<10+n%3*(8<<10), time.Minute)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				buf[0], buf[len(buf)-1] = byte(i), byte(i)
+				runtime.Gosched()
+				if buf[0] != byte(i) || buf[len(buf)-1] != byte(i) {
+					t.Error("somebody else writes to the buffer")
+				}
+				s.Return(buf)
+			}
+			if s.Held() != 0 {
+				t.Errorf("%d bytes are held at the end", s.Held())
+			}
+		})
+	}
+	wg.Wait()
+	b.buffers.Lock()
+	defer b.buffers.Unlock()
+	if b.Used() != 0 || b.idle.Load() != b.buffers.bytes {
+		t.Errorf("%d bytes are used, %d counted and %d kept at the end", b.Used(), b.idle.Load(), b.buffers.bytes)
 	}
 }

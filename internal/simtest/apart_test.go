@@ -32,7 +32,7 @@ const (
 // lend gives r's GET memory, if cfg says so of the client's latest value.
 func (c *cl) lend(r *running) {
 	r.t.Op.Apart = uint16(c.w.cfg.Apart >> (c.values % 8) & 1)
-	if r.t.Op.Apart == 0 || !r.step.Verb.reads() || r.step.Verb == Watch {
+	if r.t.Op.Apart == 0 || !r.step.Verb.reads() || r.step.Verb == Watch || r.step.Verb == Has {
 		return
 	}
 	r.lent = &lent{all: make([]byte, lentLen+2*lentMargin)}

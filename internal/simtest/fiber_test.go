@@ -161,6 +161,6 @@ func (r *running) Take(rec *layout.Record, _ [][]byte) {
 
 // mayBeQuick reports whether the blocking client tries an operation without a task.
 func mayBeQuick(o *index.Op) bool {
-	return o.Cond == index.Always && (o.Kind == index.Get || o.Kind == index.Put) &&
+	return o.Cond == index.Always && (o.Kind.Reads() || o.Kind == index.Put) &&
 		len(o.Value) <= layout.MaxRecordSize && o.Whole == 0 && o.Part == nil
 }

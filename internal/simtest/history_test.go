@@ -27,7 +27,7 @@ func (o Outcome) String() string {
 }
 
 // reads reports whether v changes nothing.
-func (v Verb) reads() bool { return v == Get || v == GetIf || v == Watch }
+func (v Verb) reads() bool { return v == Get || v == GetIf || v == Watch || v == Has }
 
 // writes reports whether v leaves a value.
 func (v Verb) writes() bool {
@@ -42,7 +42,7 @@ type Event struct {
 	Key          int
 	Value        string // written
 	Old          string // CAS, DelIf, GetIf: the value whose version is expected; Evict, expired: the one removed
-	Got          string // Get, GetIf
+	Got          string // Get, GetIf; Has: of the version found, "" if that is nobody's who has his answer
 	Out          Outcome
 	Expired      bool   // Evict: the record had expired
 	Parts        []part // Txn
@@ -100,6 +100,11 @@ var model = porcupine.Model{
 				return v == "", v
 			}
 			return v != "" && v == e.Got, v
+		case Has:
+			if e.Out == NotFound {
+				return v == "", v
+			}
+			return v != "" && (e.Got == "" || v == e.Got), v
 		case Put, PutEx, Stream:
 			return true, e.Value
 		case Evict:

@@ -234,7 +234,7 @@ var mutants = []mutant{
 		"	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)", "case h.Word.State() == " +
 			"layout.Empty:\nreturn o.absent()\ncase h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)"}}},
 	{"unchanged-for-ever", "the slot says nothing of a record that expires", []edit{{op,
-		"h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o", "h.Version == o.IfVersion && !o"}}},
+		"{ return h.Version != 0 && h.Flags&HintExpires == 0 }", "{ return h.Version != 0 }"}}},
 	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node_test.go",
 		"		w.fenceAll(n, c.fence)\n		n.barred[c.fence] = true\n", ""}}},
 	{"apart-not-cleared", "what READs have left in a caller's memory is cleared before the answer",
@@ -262,7 +262,8 @@ func TestMutants(t *testing.T) {
 		t.Skip("builds a program and searches for minutes: make mutants")
 	}
 	root := tree(t)
-	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants, watchMutants)
+	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants, watchMutants,
+		hasMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -272,7 +273,7 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
 		}
-		for _, scopes := range []string{"restart", "rejoin", "beside", "watch"} {
+		for _, scopes := range []string{"restart", "rejoin", "beside", "watch", "has"} {
 			if strings.HasPrefix(m.rule, scopes) {
 				args = append(args, "-hunt-in", scopes)
 			}
@@ -291,7 +292,7 @@ func TestMutants(t *testing.T) {
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
 	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants,
-		watchMutants)}
+		watchMutants, hasMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

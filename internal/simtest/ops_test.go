@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 
@@ -132,6 +133,8 @@ func (c *cl) next() *running {
 		}
 	case Watch:
 		c.beginWatch(r)
+	case Has:
+		o.Kind = index.Exists
 	case GetIf:
 		o.Kind = index.Get
 		if ref, ok := c.seen[s.Key]; ok {
@@ -264,6 +267,8 @@ func (c *cl) answer(r *running) {
 			} else if err != nil {
 				w.fail(err)
 			}
+		case Has:
+			_, e.Got, _ = strings.Cut(w.versions[op.Record.Version], "=")
 		case Get, GetIf:
 			c.seen[e.Key] = ref{op.Version, e.Got}
 			if op.Part != nil {

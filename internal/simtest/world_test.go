@@ -59,11 +59,13 @@ const (
 	Stream
 	// Watch is a Get whose value is looked at where it is, as in a View of the library, until that is released.
 	Watch
+	// Has asks whether the key is there, and by which version.
+	Has
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "stream", "watch", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 

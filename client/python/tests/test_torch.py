@@ -1,0 +1,115 @@
+"""Tensors, on the CPU; CUDA's part with a runtime that only notes what it is asked."""
+
+import types
+import unittest
+from unittest import mock
+
+from support import Case, Dev, Fake
+
+import kvd
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("torch is not installed (Debian: python3-torch)") from None
+
+import kvd.torch
+
+
+class Tensors:
+    """The tests, for each kind of broker."""
+
+    def test_types(self):
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
+            with self.subTest(dtype=dtype):
+                t = (torch.arange(6000) % 2).to(dtype).view(60, 100)
+                self.assertGreater(kvd.torch.save(self.client, "t", t), 0)
+                got = kvd.torch.get(self.client, "t", (60, 100), dtype)
+                self.assertEqual((got.dtype, got.shape), (t.dtype, t.shape))
+                self.assertTrue(torch.equal(got, t))
+                into = torch.zeros_like(t)
+                kvd.torch.load(self.client, "t", into)
+                self.assertTrue(torch.equal(into, t))
+                self.assertEqual(self.client.get_into("t", into), t.numel() * t.element_size())
+
+    def test_misfits(self):
+        self.client.put("eight", b"12345678")
+        self.assertIsNone(kvd.torch.get(self.client, "missing", 2))
+        with self.assertRaises(kvd.NotFound):
+            kvd.torch.load(self.client, "missing", torch.zeros(2))
+        with self.assertRaises(ValueError):
+            kvd.torch.load(self.client, "eight", torch.zeros(3))
+        with self.assertRaises(kvd.ShortBuffer):
+            kvd.torch.load(self.client, "eight", torch.zeros(1))
+        for wrong in (torch.zeros(4, 4)[:, ::2], torch.zeros(3, 4).t(), torch.zeros(4, dtype=torch.complex64).conj()):
+            for call in (self.client.put, self.client.get_into):
+                with self.assertRaises(BufferError):
+                    call("eight", wrong)
+        with self.assertRaises(BufferError):
+            self.client.put("eight", torch.zeros(2, device="meta"))
+        self.assertEqual(self.client.get("eight"), b"12345678")
+        self.client.put("grad", torch.zeros(2, requires_grad=True))
+        kvd.torch.save(self.client, "grad", torch.ones(2, requires_grad=True), ttl=50)
+        self.assertIsNotNone(self.client.get_record("grad").expires)
+
+    def test_empty(self):
+        t = kvd.torch.empty(self.client, (0, 5))
+        kvd.torch.save(self.client, "none", t)
+        self.assertEqual(kvd.torch.get(self.client, "none", (0, 5)).shape, (0, 5))
+        scalar = kvd.torch.empty(self.client, ())
+        scalar.fill_(2.5)
+        kvd.torch.save(self.client, "one", scalar)
+        self.assertEqual(kvd.torch.get(self.client, "one", ()).item(), 2.5)
+
+    def test_arena(self):
+        client = self.open(arena=1 << 20)
+        base, length = client.arena()
+        t = kvd.torch.empty(client, 200_000)
+        self.assertTrue(base <= t.data_ptr() < base + length)
+        view = t[5:]
+        del t
+        with self.assertRaises(kvd.Full):
+            kvd.torch.empty(client, 200_000)
+        del view
+        kvd.torch.empty(client, 200_000)
+
+    def test_register(self):
+        if not torch.cuda.is_available():
+            self.assertFalse(kvd.torch.register(self.client))
+        asked = []
+        runtime = types.SimpleNamespace(
+            cudaHostRegister=lambda *a: asked.append(("register", *a)) or 0,
+            cudaHostUnregister=lambda *a: asked.append(("unregister", *a)) or 0,
+        )
+        base, length = self.client.arena()
+        with mock.patch("torch.cuda.is_available", lambda: True), mock.patch("torch.cuda.cudart", lambda: runtime):
+            self.assertTrue(kvd.torch.register(self.client))
+            self.assertFalse(kvd.torch.register(self.open(arena=0)))
+            runtime.cudaHostRegister = lambda *a: 2
+            with self.assertRaises(kvd.SystemFailure):
+                kvd.torch.register(self.client)
+        self.assertEqual(asked, [("register", base, length, 0)])
+        t = kvd.torch.empty(self.client, 5)
+        self.client.close()
+        self.assertEqual(len(asked), 1)  # the arena is still looked at
+        del t
+        self.assertEqual(asked[1:], [("unregister", base)])
+
+    @unittest.skipUnless(torch.cuda.is_available(), "there is no CUDA")
+    def test_cuda(self):
+        self.assertTrue(kvd.torch.register(self.client))
+        t = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
+        kvd.torch.save(self.client, "cuda", t)
+        self.assertTrue(torch.equal(kvd.torch.get(self.client, "cuda", 1 << 20, device="cuda"), t))
+
+
+class FakeTensors(Tensors, Case):
+    broker_kind = Fake
+
+
+class DevTensors(Tensors, Case):
+    broker_kind = Dev
+
+
+if __name__ == "__main__":
+    unittest.main()
