@@ -121,6 +121,7 @@ static void close_all(kvd_client *c) {
     for (int i = 0; i < KVD_MAX_QUEUES; i++) {
         kvd__close_fd(&c->queues[i].submit_fd);
         kvd__close_fd(&c->queues[i].complete_fd);
+        kvd__close_fd(&c->queues[i].sleep_fd);
     }
     for (int i = 0; i < MAX_REGIONS; i++)
         if (c->regions[i] != NULL)
@@ -227,7 +228,7 @@ static kvd_client *make(void) {
     for (int i = 0; i < KVD_MAX_QUEUES; i++) {
         struct queue *q = &c->queues[i];
         q->client = c;
-        q->submit_fd = q->complete_fd = -1;
+        q->submit_fd = q->complete_fd = q->sleep_fd = -1;
         pthread_mutex_init(&q->lock, NULL);
         pthread_cond_init(&q->changed, &attr);
     }

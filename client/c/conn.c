@@ -210,6 +210,22 @@ static void watch(kvd_client *c, int fd, uint32_t events, uint32_t tag) {
     epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &ev);
 }
 
+/*
+ * bed makes the descriptor on which a queue's sleeper waits: one call that registers nothing and reads nothing. Each
+ * write to the eventfd is an edge, whatever is in it already.
+ */
+static int bed(kvd_client *c, int complete) {
+    struct epoll_event edge = {.events = EPOLLIN | EPOLLET, .data.u32 = 0};
+    struct epoll_event dead = {.events = EPOLLIN, .data.u32 = TAG_PID};
+    struct epoll_event gone = {.events = EPOLLRDHUP, .data.u32 = TAG_SOCK};
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+    if (fd >= 0 && (epoll_ctl(fd, EPOLL_CTL_ADD, complete, &edge) != 0 ||
+                    epoll_ctl(fd, EPOLL_CTL_ADD, c->broker_pidfd, &dead) != 0 ||
+                    epoll_ctl(fd, EPOLL_CTL_ADD, c->sock, &gone) != 0))
+        kvd__close_fd(&fd);
+    return fd;
+}
+
 /* unwatch is for the sake of children, whose copies would keep a closed descriptor in the epoll. */
 static void unwatch(kvd_client *c, int *fd) {
     if (*fd >= 0)
@@ -222,12 +238,18 @@ static int install(kvd_client *c, uint32_t i, int ring, int submit, int complete
     struct queue *q = &c->queues[i];
     int flags = fcntl(complete, F_GETFL);
     kvd__lock(q);
-    int code = flags < 0 || fcntl(complete, F_SETFL, flags | O_NONBLOCK) != 0 ? -1 : kvd__queue_map(q, ring, c->depth);
+    int code = flags < 0 || fcntl(complete, F_SETFL, flags | O_NONBLOCK) != 0 ? -1 : 0;
+    if (code == 0 && (q->sleep_fd = bed(c, complete)) < 0)
+        code = -1;
+    if (code == 0)
+        code = kvd__queue_map(q, ring, c->depth);
     if (code == 0) {
         q->submit_fd = submit;
         q->complete_fd = complete;
         q->generation = atomic_load(&c->generation);
         watch(c, complete, EPOLLIN, i);
+    } else {
+        kvd__close_fd(&q->sleep_fd);
     }
     kvd__unlock(q);
     close(ring);
@@ -503,6 +525,7 @@ void kvd__lost(kvd_client *c, uint64_t generation, int code) {
             q->waiters--;
         }
         kvd__end(q, code, how != 0);
+        kvd__close_fd(&q->sleep_fd);
         unwatch(c, &q->complete_fd);
         kvd__close_fd(&q->submit_fd);
         kvd__queue_unmap(q);

@@ -7,7 +7,6 @@
  */
 #include "internal.h"
 
-#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -439,34 +438,26 @@ static int spin(struct queue *q) {
 /* doze sleeps on the queue's descriptors, without its lock, and looks whether the connection has ended. */
 static void doze(struct queue *q, int64_t deadline) {
     kvd_client *c = q->client;
-    uint64_t generation = q->generation, count;
-    struct pollfd p[3] = {
-        {.fd = q->complete_fd, .events = POLLIN},
-        {.fd = c->broker_pidfd, .events = POLLIN},
-        {.fd = c->sock, .events = POLLRDHUP},
-    };
+    uint64_t generation = q->generation;
+    struct epoll_event ev[2];
     atomic_store(kvd__word(q, KVD_RING_CLIENT_SLEEPS), 1);
     if (atomic_load(kvd__word(q, KVD_RING_CQ_TAIL)) != q->cq_head)
         return;
-    struct timespec t = {0}, *timeout = NULL;
+    int timeout = -1, fd = q->sleep_fd;
     if (deadline != INT64_MAX) {
-        int64_t left = deadline - kvd__now();
+        int64_t left = (deadline - kvd__now() + 999999) / 1000000;
         if (left <= 0)
             return;
-        t.tv_sec = left / 1000000000;
-        t.tv_nsec = left % 1000000000;
-        timeout = &t;
+        timeout = left < 60000 ? (int)left : 60000;
     }
     q->sleepers = 1;
     kvd__unlock(q);
-    int n = ppoll(p, 3, timeout, NULL);
+    int n = epoll_wait(fd, ev, 2, timeout);
     kvd__lock(q);
     q->sleepers = 0;
     if (q->waiters != 0)
         pthread_cond_broadcast(&q->changed);
-    if (n > 0 && p[0].revents != 0)
-        (void)!read(q->complete_fd, &count, sizeof count);
-    if (n > 0 && (p[1].revents != 0 || p[2].revents != 0)) {
+    if ((n > 0 && ev[0].data.u32 != 0) || (n > 1 && ev[1].data.u32 != 0)) {
         kvd__unlock(q);
         kvd__ended(c, generation);
         kvd__lock(q);
