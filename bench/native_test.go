@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -41,6 +44,11 @@ func TestNative(t *testing.T) {
 	small("PUTs of 100 B", 1, "put", 1)
 	small("GETs of 100 B, 16 in one call", 16, "get", 2)
 	small("GETs of 100 B, 64 in one call", 64, "get", 2)
+
+	n.onOne()
+	small("GETs of 100 B, all on one processor", 1, "get", 1.8)
+	small("GETs of 100 B, 16 in one call, all on one processor", 16, "get", 2)
+	n.onAny()
 
 	v := newLong(t.Error, st.open(t, "shm", "native"), 1)
 	v.warm(2<<30, scaled(16<<20, 1<<20))
@@ -72,6 +80,8 @@ type native struct {
 	in   io.Writer
 	out  *bufio.Scanner
 	turn time.Duration
+	pids []int // of it, its broker and Redis
+	any  unix.CPUSet
 }
 
 func startNative(t *testing.T, st *store) *native {
@@ -81,8 +91,9 @@ func startNative(t *testing.T, st *store) *native {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	sock := filepath.Join(t.TempDir(), "broker")
-	startKvd(t, "broker", "--directory", st.directory, "--listen", sock, "--namespaces", "native")
-	cmd := exec.Command(filepath.Join(c, "build/bench"), sock, "native", startRedis(t).sock)
+	b, _ := startKvd(t, "broker", "--directory", st.directory, "--listen", sock, "--namespaces", "native")
+	redis := startRedis(t)
+	cmd := exec.Command(filepath.Join(c, "build/bench"), sock, "native", redis.sock)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -101,7 +112,41 @@ func startNative(t *testing.T, st *store) *native {
 			t.Error(err)
 		}
 	})
-	return &native{t, in, bufio.NewScanner(out), scaled(200*time.Millisecond, time.Millisecond)}
+	n := &native{tb: t, in: in, out: bufio.NewScanner(out), turn: scaled(200*time.Millisecond, time.Millisecond),
+		pids: []int{cmd.Process.Pid, b.pid, redis.pid}}
+	if err := unix.SchedGetaffinity(0, &n.any); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// onOne has all of them run on one processor, where neither end spins, and onAny on any.
+func (n *native) onOne() {
+	var one unix.CPUSet
+	for i := range runtime.NumCPU() {
+		if n.any.IsSet(i) {
+			one.Set(i)
+			break
+		}
+	}
+	n.runOn(&one)
+}
+
+func (n *native) onAny() { n.runOn(&n.any) }
+
+// runOn moves all threads. Those that begin later run where the threads do that begin them.
+func (n *native) runOn(s *unix.CPUSet) {
+	for _, pid := range n.pids {
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		if err != nil {
+			n.tb.Fatal(err)
+		}
+		for _, x := range tasks {
+			if id, err := strconv.Atoi(x.Name()); err == nil {
+				_ = unix.SchedSetaffinity(id, s) // it may have ended
+			}
+		}
+	}
 }
 
 // ask has the program take a turn. It returns nanoseconds of one call, the median.

@@ -22,11 +22,27 @@ static const char *const names[] = {
 };
 
 static const char *const texts[] = {
-    "", "there is no such key", "the condition does not hold", "the value is too large", "the value is longer than the buffer",
-    "the value is of another type", "the time of the operation is over", "the operation was cancelled", "the broker or the store is away",
-    "it is not allowed", "there is no memory left, or the quota is used up", "the bytes do not have their checksum", "an argument is out of bounds",
-    "it is of a connection that is gone", "the handle belongs to the parent process", "a limit is reached, or the memory is in use",
-    "the view has expired", "the other end broke the rules", "the broker ended the connection", "this broker cannot do it", "the broker has a fault",
+    "",
+    "there is no such key",
+    "the condition does not hold",
+    "the value is too large",
+    "the value is longer than the buffer",
+    "the value is of another type",
+    "the time of the operation is over",
+    "the operation was cancelled",
+    "the broker or the store is away",
+    "it is not allowed",
+    "there is no memory left, or the quota is used up",
+    "the bytes do not have their checksum",
+    "an argument is out of bounds",
+    "it is of a connection that is gone",
+    "the handle belongs to the parent process",
+    "a limit is reached, or the memory is in use",
+    "the view has expired",
+    "the other end broke the rules",
+    "the broker ended the connection",
+    "this broker cannot do it",
+    "the broker has a fault",
     "a call of the system failed",
 };
 
@@ -105,6 +121,7 @@ static void close_all(kvd_client *c) {
     for (int i = 0; i < KVD_MAX_QUEUES; i++) {
         kvd__close_fd(&c->queues[i].submit_fd);
         kvd__close_fd(&c->queues[i].complete_fd);
+        kvd__close_fd(&c->queues[i].sleep_fd);
     }
     for (int i = 0; i < MAX_REGIONS; i++)
         if (c->regions[i] != NULL)
@@ -155,7 +172,8 @@ static int check(const kvd_options *given, kvd_options *o) {
     memcpy(o, given, given->size < sizeof *o ? given->size : sizeof *o);
     if ((o->flags & ~KVD_NO_ARENA) != 0 || o->queues > KVD_MAX_QUEUES || (o->secret == NULL) != (o->secret_bytes == 0))
         return -1;
-    if (o->depth != 0 && (o->depth < KVD_RING_MIN_DEPTH || o->depth > KVD_RING_MAX_DEPTH || (o->depth & (o->depth - 1)) != 0))
+    if (o->depth != 0 && (o->depth < KVD_RING_MIN_DEPTH || o->depth > KVD_RING_MAX_DEPTH ||
+                          (o->depth & (o->depth - 1)) != 0))
         return -1;
     if (o->secret_bytes > 1024 || o->arena_bytes > UINT64_C(1) << 40 || (o->arena_bytes != 0 && o->arena_bytes < PAGE))
         return -1;
@@ -210,7 +228,7 @@ static kvd_client *make(void) {
     for (int i = 0; i < KVD_MAX_QUEUES; i++) {
         struct queue *q = &c->queues[i];
         q->client = c;
-        q->submit_fd = q->complete_fd = -1;
+        q->submit_fd = q->complete_fd = q->sleep_fd = -1;
         pthread_mutex_init(&q->lock, NULL);
         pthread_cond_init(&q->changed, &attr);
     }

@@ -121,7 +121,8 @@ static int receive(int sock, struct message *m, int64_t deadline) {
     }
     memset(m, 0, sizeof *m);
     struct iovec iov = {.iov_base = m->bytes, .iov_len = sizeof m->bytes};
-    struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control};
+    struct msghdr h = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control};
     ssize_t n;
     do
         n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -209,6 +210,22 @@ static void watch(kvd_client *c, int fd, uint32_t events, uint32_t tag) {
     epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &ev);
 }
 
+/*
+ * bed makes the descriptor on which a queue's sleeper waits: one call that registers nothing and reads nothing. Each
+ * write to the eventfd is an edge, whatever is in it already.
+ */
+static int bed(kvd_client *c, int complete) {
+    struct epoll_event edge = {.events = EPOLLIN | EPOLLET, .data.u32 = 0};
+    struct epoll_event dead = {.events = EPOLLIN, .data.u32 = TAG_PID};
+    struct epoll_event gone = {.events = EPOLLRDHUP, .data.u32 = TAG_SOCK};
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+    if (fd >= 0 && (epoll_ctl(fd, EPOLL_CTL_ADD, complete, &edge) != 0 ||
+                    epoll_ctl(fd, EPOLL_CTL_ADD, c->broker_pidfd, &dead) != 0 ||
+                    epoll_ctl(fd, EPOLL_CTL_ADD, c->sock, &gone) != 0))
+        kvd__close_fd(&fd);
+    return fd;
+}
+
 /* unwatch is for the sake of children, whose copies would keep a closed descriptor in the epoll. */
 static void unwatch(kvd_client *c, int *fd) {
     if (*fd >= 0)
@@ -221,12 +238,18 @@ static int install(kvd_client *c, uint32_t i, int ring, int submit, int complete
     struct queue *q = &c->queues[i];
     int flags = fcntl(complete, F_GETFL);
     kvd__lock(q);
-    int code = flags < 0 || fcntl(complete, F_SETFL, flags | O_NONBLOCK) != 0 ? -1 : kvd__queue_map(q, ring, c->depth);
+    int code = flags < 0 || fcntl(complete, F_SETFL, flags | O_NONBLOCK) != 0 ? -1 : 0;
+    if (code == 0 && (q->sleep_fd = bed(c, complete)) < 0)
+        code = -1;
+    if (code == 0)
+        code = kvd__queue_map(q, ring, c->depth);
     if (code == 0) {
         q->submit_fd = submit;
         q->complete_fd = complete;
         q->generation = atomic_load(&c->generation);
         watch(c, complete, EPOLLIN, i);
+    } else {
+        kvd__close_fd(&q->sleep_fd);
     }
     kvd__unlock(q);
     close(ring);
@@ -334,7 +357,8 @@ static int dial(kvd_client *c, int64_t deadline, kvd_error *error) {
     struct message m;
     int sock = open_socket(c->path, deadline);
     if (sock < 0)
-        return kvd__fail(error, KVD_NO, errno == EACCES ? KVD_DENIED : KVD_UNAVAILABLE, errno, "no broker listens there");
+        return kvd__fail(error, KVD_NO, errno == EACCES ? KVD_DENIED : KVD_UNAVAILABLE, errno,
+                         "no broker listens there");
     int self = kvd__pidfd();
     if (self < 0) {
         int e = errno;
@@ -501,6 +525,7 @@ void kvd__lost(kvd_client *c, uint64_t generation, int code) {
             q->waiters--;
         }
         kvd__end(q, code, how != 0);
+        kvd__close_fd(&q->sleep_fd);
         unwatch(c, &q->complete_fd);
         kvd__close_fd(&q->submit_fd);
         kvd__queue_unmap(q);

@@ -112,6 +112,7 @@ struct queue {
     uint32_t rung; /* entries up to here have been shown to the broker */
     int submit_fd;
     int complete_fd;
+    int sleep_fd; /* an epoll of complete_fd, by its edges, and of what ends the connection */
     int broken; /* a completion was against the rules */
     uint32_t bounces;
     uint32_t free_slots;

@@ -153,7 +153,7 @@ PUBLIC int kvd_register(kvd_client *c, int fd, uint64_t offset, uint64_t length,
     uint32_t number;
     if (c == NULL || fd < 0 || length == 0 || address == NULL || offset % PAGE != 0 || (uintptr_t)address % PAGE != 0 ||
         length > UINTPTR_MAX - (uintptr_t)address || offset > INT64_MAX - length)
-        return kvd__fail(error, KVD_NO, KVD_ARGUMENT, 0, "kvd_register wants pages of a file and where they are mapped");
+        return kvd__fail(error, KVD_NO, KVD_ARGUMENT, 0, "kvd_register wants pages of a file, and where they are");
     if (kvd__gone(c))
         return kvd__forked(error);
     struct region *r = calloc(1, sizeof *r);
@@ -169,7 +169,8 @@ PUBLIC int kvd_register(kvd_client *c, int fd, uint64_t offset, uint64_t length,
     if (code != KVD_OK) {
         kvd__close_fd(&r->fd);
         free(r);
-        return kvd__fail(error, KVD_NO, code, 0, code == KVD_BUSY ? "64 ranges are registered" : "the range overlaps another");
+        return kvd__fail(error, KVD_NO, code, 0,
+                         code == KVD_BUSY ? "64 ranges are registered" : "the range overlaps another");
     }
     if (!atomic_load(&c->connected)) /* connecting registers it, but may not say why it could not */
         code = kvd__connect(c, kvd__now() + (int64_t)c->dial_ms * 1000000, error);
@@ -190,7 +191,8 @@ PUBLIC int kvd_deregister(kvd_client *c, void *address, kvd_error *error) {
         return kvd__forked(error);
     int code = leave(c, address, &number, 0);
     if (code != KVD_OK)
-        return kvd__fail(error, KVD_NO, code, 0, code == KVD_BUSY ? "operations use the range" : "no range begins there");
+        return kvd__fail(error, KVD_NO, code, 0,
+                         code == KVD_BUSY ? "operations use the range" : "no range begins there");
     code = kvd__region_deregister(c, number, error);
     return code == KVD_OK || code == KVD_UNAVAILABLE ? kvd__ok(error) : code;
 }

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-enum { PIECE = 4 << 20, LEAST_PIECE = 64 << 10 };
+enum { PIECE = 4 << 20, LEAST_PIECE = 64 << 10, MOST_FOUND = 1 << 30 };
 
 int kvd__key(const void *key, uint64_t key_bytes, uint64_t least, kvd_error *error) {
     if (key_bytes < least || key_bytes > KVD_MAX_KEY || (key == NULL && key_bytes != 0))
@@ -60,8 +60,8 @@ static int attempt(kvd_client *c, struct op *op) {
 }
 
 /*
- * carry_out waits for the verdict of an operation, and connects for it. What the broker had not taken when the connection ended goes
- * to the next one, as long as a call may dial.
+ * carry_out waits for the verdict of an operation, and connects for it. An operation that the broker had not taken when
+ * the connection ended goes to the next one, as long as a call may dial.
  */
 static int carry_out(kvd_client *c, struct op *op, kvd_error *error) {
     int64_t deadline = 0;
@@ -210,6 +210,9 @@ PUBLIC int kvd_get_range(kvd_client *c, const void *key, uint64_t key_bytes, uin
 /* get_large reads a value of about length bytes into the arena, or into memory of malloc. */
 static int get_large(kvd_client *c, const void *key, uint64_t key_bytes, uint64_t length, void **value, kvd_record *r,
                      kvd_error *error) {
+    /* The limit may have been higher when the value was written, but no word of a broker takes all memory. */
+    if (length > MOST_FOUND && length > kvd_max_value(c))
+        return kvd__fail(error, KVD_NO, KVD_TOO_LARGE, 0, "the value is longer than the broker's longest");
     unsigned char *p = kvd__take(c, length, 0);
     if (p == NULL)
         p = malloc(length);

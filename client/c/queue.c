@@ -7,7 +7,6 @@
  */
 #include "internal.h"
 
-#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -26,7 +25,7 @@ void kvd__lock(struct queue *q) {
 
 void kvd__unlock(struct queue *q) { pthread_mutex_unlock(&q->lock); }
 
-/* kvd__pick takes a queue without a user, opens one, or shares the one with the fewest. NULL: there is no connection. */
+/* kvd__pick takes a queue without a user, opens one, or shares that with the fewest. NULL: there is no connection. */
 struct queue *kvd__pick(kvd_client *c) {
     for (;;) {
         uint32_t n = atomic_load(&c->nqueues), least = 0, fewest = UINT32_MAX;
@@ -93,7 +92,8 @@ static int locate(struct queue *q, struct op *op) {
         return 0;
     }
     int put = op->code_op == KVD_OP_PUT;
-    if (op->code_op != KVD_OP_SCAN && op->bounce == NULL && !(kvd__inside(c, op->bytes, 1) && op->length > KVD_SMALL / 2) &&
+    if (op->code_op != KVD_OP_SCAN && op->bounce == NULL &&
+        !(kvd__inside(c, op->bytes, 1) && op->length > KVD_SMALL / 2) &&
         (put ? op->key_bytes + op->length <= KVD_SMALL : op->length <= KVD_SMALL)) {
         op->place = PLACE_SLOT;
         return 0;
@@ -271,7 +271,8 @@ static int success(struct op *op, const struct kvd_ring_completion *e, const uns
 }
 
 /* failure checks one with an error, and copies its text. */
-static int failure(struct op *op, const struct kvd_ring_completion *e, const unsigned char *slot, char *text, size_t room) {
+static int failure(struct op *op, const struct kvd_ring_completion *e, const unsigned char *slot, char *text,
+                   size_t room) {
     size_t n = 0;
     if (e->code == KVD_SHORT_BUFFER) {
         if ((op->code_op != KVD_OP_GET && op->code_op != KVD_OP_SCAN) || e->length <= op->length)
@@ -382,7 +383,8 @@ void kvd__end(struct queue *q, int code, int over) {
             op->bounce = NULL;
         op->resend = !taken && code != KVD_PROTOCOL;
         kvd__done(q, op, taken ? KVD_UNKNOWN : KVD_NO, code,
-                  taken ? "the connection ended while the broker had the operation" : "the connection ended before the broker had the operation");
+                  taken ? "the connection ended while the broker had the operation"
+                        : "the connection ended before the broker had the operation");
     }
     while (q->first != NULL) {
         struct op *op = q->first;
@@ -436,34 +438,26 @@ static int spin(struct queue *q) {
 /* doze sleeps on the queue's descriptors, without its lock, and looks whether the connection has ended. */
 static void doze(struct queue *q, int64_t deadline) {
     kvd_client *c = q->client;
-    uint64_t generation = q->generation, count;
-    struct pollfd p[3] = {
-        {.fd = q->complete_fd, .events = POLLIN},
-        {.fd = c->broker_pidfd, .events = POLLIN},
-        {.fd = c->sock, .events = POLLRDHUP},
-    };
+    uint64_t generation = q->generation;
+    struct epoll_event ev[2];
     atomic_store(kvd__word(q, KVD_RING_CLIENT_SLEEPS), 1);
     if (atomic_load(kvd__word(q, KVD_RING_CQ_TAIL)) != q->cq_head)
         return;
-    struct timespec t = {0}, *timeout = NULL;
+    int timeout = -1, fd = q->sleep_fd;
     if (deadline != INT64_MAX) {
-        int64_t left = deadline - kvd__now();
+        int64_t left = (deadline - kvd__now() + 999999) / 1000000;
         if (left <= 0)
             return;
-        t.tv_sec = left / 1000000000;
-        t.tv_nsec = left % 1000000000;
-        timeout = &t;
+        timeout = left < 60000 ? (int)left : 60000;
     }
     q->sleepers = 1;
     kvd__unlock(q);
-    int n = ppoll(p, 3, timeout, NULL);
+    int n = epoll_wait(fd, ev, 2, timeout);
     kvd__lock(q);
     q->sleepers = 0;
     if (q->waiters != 0)
         pthread_cond_broadcast(&q->changed);
-    if (n > 0 && p[0].revents != 0)
-        (void)!read(q->complete_fd, &count, sizeof count);
-    if (n > 0 && (p[1].revents != 0 || p[2].revents != 0)) {
+    if ((n > 0 && ev[0].data.u32 != 0) || (n > 1 && ev[1].data.u32 != 0)) {
         kvd__unlock(q);
         kvd__ended(c, generation);
         kvd__lock(q);
