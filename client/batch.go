@@ -36,6 +36,8 @@ const (
 	OpKeep // MultiCAS alone: the key stays as it is, if Cond holds
 	// OpExists tells that the key is there, of whatever Type, as Client.Exists does. An absent key is ErrNotFound.
 	OpExists
+	// OpPin has eviction pass over the key until Expires, as Client.Pin does. A zero Expires ends that.
+	OpPin
 )
 
 // Op is one operation of a batch; see [Client.Do].
@@ -45,7 +47,7 @@ type Op struct {
 
 	// OpPut.
 	Value   []byte
-	Expires time.Time // zero: never; millisecond grain
+	Expires time.Time // zero: never; millisecond grain; OpPin: until when, zero: unpin
 	Flags   uint32    // as in Item
 	Note    uint64    // as in Item
 	Type    Type      // of Value
@@ -71,8 +73,8 @@ type Op struct {
 	// Size is the bytes of the value that an OpGet with Fixed found, also of one that is longer. Else it is 0.
 	Size int
 
-	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpExists: Version and Expires alone. OpPut,
-	// OpUpdate: Version alone, of the record written.
+	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpExists, OpPin: Version and Expires alone.
+	// OpPut, OpUpdate: Version alone, of the record written.
 	Item Item
 	Err  error
 }
@@ -203,7 +205,7 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 }
 
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
-	if o.Kind == OpGet || o.Kind == OpExists {
+	if o.Kind == OpGet || o.Kind == OpExists || o.Kind == OpPin {
 		o.Size = q.n
 		return // the rest is there
 	}
@@ -232,6 +234,9 @@ func (c *Client) fill(q *call, o *Op) error {
 	case OpExists:
 		q.Kind = index.Exists
 		return checkKey(o.Key)
+	case OpPin:
+		q.Kind, q.Expiry = index.Pin, expiryAt(o.Expires)
+		return cmp.Or(checkKey(o.Key), c.checkPin(o.Expires))
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
 		q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)

@@ -243,7 +243,7 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 		}
 	case q.Kind == index.Prepare:
 		q.item.Expires = expires(r.Expiry) // of a key that is kept
-	case q.Kind == index.Exists:
+	case q.Kind == index.Exists, q.Kind == index.Pin:
 		*q.item = Item{Version: r.Version, Expires: expires(r.Expiry)}
 	case q.Kind != index.Get:
 	case r.Flags.TypeOf() != 0 && !q.typed:

@@ -292,6 +292,8 @@ type API interface {
 	Do(ctx context.Context, ops []Op)
 	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)
 	Exists(ctx context.Context, key []byte) (Info, error)
+	Pin(ctx context.Context, key []byte, until time.Time) error
+	Unpin(ctx context.Context, key []byte) error
 	ExistsPrefix(ctx context.Context, keys [][]byte) (n int, err error)
 	Count(ctx context.Context) (keys uint64, err error)
 	MultiCAS(ctx context.Context, ops []Op) error
@@ -341,6 +343,9 @@ type Stats struct {
 	// back because they had expired; and the bytes of both.
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
+	// Pins counts keys that were pinned. PinsPassed counts how often eviction passed over a pinned record of a sample.
+	// PinsBroken counts pinned records that it removed early, since more is pinned than the namespace allows.
+	Pins, PinsPassed, PinsBroken uint64
 	// Mended counts damaged copies of records that operations wrote anew from good ones, of all sessions of this
 	// Client. If it is not 0, memory somewhere does not keep what is written to it.
 	Mended uint64

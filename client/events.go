@@ -21,8 +21,8 @@ type Events struct {
 
 // OpEvent is one operation on one key, a Do of several, one Scan, or one transaction. It is valid during the call only.
 type OpEvent struct {
-	// Kind is get, exists, put, delete, update, scan or transaction; of a Do of several operations of different kinds:
-	// batch.
+	// Kind is get, exists, pin, put, delete, update, scan or transaction; of a Do of several operations of different
+	// kinds: batch.
 	Kind string
 	Key  []byte // nil for several operations, a scan or a transaction
 	Ops  []Op   // of several operations, or of a transaction
@@ -34,7 +34,7 @@ type OpEvent struct {
 
 // opKinds are OpEvent.Kind by OpKind.
 var opKinds = [...]string{OpGet: "get", OpPut: "put", OpDelete: "delete", OpUpdate: "update", OpKeep: "keep",
-	OpExists: "exists"}
+	OpExists: "exists", OpPin: "pin"}
 
 // eventOf is the event of a Do, which has one operation at least.
 func eventOf(ops []Op) OpEvent {

@@ -25,6 +25,7 @@ type evictor struct {
 	ctx    context.Context // the session's, and over before it when the session closes
 	stop   context.CancelFunc
 	policy *evict.Policy // the Client's
+	pins   evict.Pins    // written by choosers, under the mutex that they share
 	kick   chan struct{} // capacity 1
 
 	mu struct {
@@ -70,6 +71,8 @@ type pressure struct {
 	raised time.Time // slack
 	given  []given   // lately
 	recall recalling
+	// insists: the last clearing left pinned records where they are, so the next one does not.
+	insists bool
 }
 
 // given is own memory that was evicted for others.
@@ -119,6 +122,8 @@ type wanted struct {
 type clearing struct {
 	from, units uint32
 	at          sweepPos
+	spares      bool        // pinned records stay
+	spared      atomic.Bool // some have
 }
 
 // sweepPos is a group in a shard's array.
@@ -271,6 +276,9 @@ func (e *evictor) work(works []*repair.Work) (records int, units uint64) {
 				continue
 			}
 			e.s.c.stats.evicted.Add(1)
+			if c := candidateOf(x.Candidate); e.s.pinned.Load() != 0 && c.Pinned(now) {
+				e.s.c.stats.pinsBroken.Add(1)
+			}
 			e.policy.Evicted(now, x.Hash, candidateOf(x.Candidate))
 		}
 	}
@@ -292,8 +300,13 @@ func candidateOf(c repair.Candidate) evict.Candidate {
 }
 
 // chooser picks n records of each group that it is asked about. Policies choose for one
-// goroutine at a time, lanes ask from several.
+// goroutine at a time, lanes ask from several. It passes over pinned records.
 func (e *evictor) chooser(mu *sync.Mutex, n int) func([]repair.Candidate) []int {
+	return e.chooserOf(mu, n, false)
+}
+
+// chooserOf is chooser; must: if all records are pinned, no pin counts.
+func (e *evictor) chooserOf(mu *sync.Mutex, n int, must bool) func([]repair.Candidate) []int {
 	return func(list []repair.Candidate) []int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -302,9 +315,36 @@ func (e *evictor) chooser(mu *sync.Mutex, n int) func([]repair.Candidate) []int 
 		for i := range list {
 			c[i] = candidateOf(list[i])
 		}
-		return e.policy.Choose(engine.Millis(), c, nil, n)
+		now := engine.Millis()
+		if e.s.pinned.Load() == 0 {
+			return e.policy.Choose(now, c, nil, n)
+		}
+		may := e.evictable(now, c, n)
+		if len(may) == 0 && must {
+			return e.policy.Choose(now, c, nil, n)
+		}
+		some := make([]evict.Candidate, len(may))
+		for i, j := range may {
+			some[i] = c[j]
+		}
+		picked := e.policy.Choose(now, some, nil, n)
+		for i, j := range picked {
+			picked[i] = may[j]
+		}
+		return picked
 	}
 }
+
+// evictable is the indexes in c, a sample, of those among which n are to go. It counts pinned ones that are passed
+// over.
+func (e *evictor) evictable(now uint64, c []evict.Candidate, n int) []int {
+	may, passed := e.pins.Evictable(now, e.quota(), c, n, make([]int, 0, len(c)))
+	e.s.c.stats.pinsPassed.Add(uint64(passed))
+	return may
+}
+
+// quota is the share of the cache that may be pinned.
+func (e *evictor) quota() float64 { return float64(e.s.pinned.Load()) / 100 }
 
 // makeRoom frees a slot in groups that have none.
 func (e *evictor) makeRoom() bool {
@@ -320,8 +360,8 @@ func (e *evictor) makeRoom() bool {
 	var mu sync.Mutex
 	works := make([]*repair.Work, 0, 2*len(rooms))
 	for r := range rooms {
-		works = append(works, &repair.Work{PG: r.pg, Off: r.home, Choose: e.chooser(&mu, 1)},
-			&repair.Work{PG: r.pg, Off: r.stash, Choose: e.chooser(&mu, 1)})
+		works = append(works, &repair.Work{PG: r.pg, Off: r.home, Choose: e.chooserOf(&mu, 1, true)},
+			&repair.Work{PG: r.pg, Off: r.stash, Choose: e.chooserOf(&mu, 1, true)})
 	}
 	e.work(works)
 	return true
@@ -537,7 +577,8 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		}
 		if records, _ := e.work(works); records == 0 && p.clearing == nil {
 			if from, ok := h.Window(units); ok {
-				p.clearing = &clearing{from: from, units: units}
+				p.clearing = &clearing{from: from, units: units, spares: e.s.pinned.Load() != 0 && !p.insists &&
+					!e.pins.Over(e.quota())}
 			}
 		}
 	}
@@ -548,6 +589,7 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		}
 	}
 	if p.clearing != nil && !e.clear(v, pg, p.clearing) {
+		p.insists = p.clearing.spared.Load()
 		p.clearing = nil
 	}
 	return len(p.wants) > 0
@@ -590,9 +632,15 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 	choose := func(list []repair.Candidate) (picked []int) {
 		list, from := e.staying(pg.ID, list)
 		for i, x := range list {
-			if u := x.Word.Unit(); u < c.from+c.units && c.from < u+x.Units {
-				picked = append(picked, from[i])
+			if u := x.Word.Unit(); u >= c.from+c.units || c.from >= u+x.Units {
+				continue
 			}
+			if k := candidateOf(x); c.spares && k.Pinned(engine.Millis()) {
+				e.s.c.stats.pinsPassed.Add(1)
+				c.spared.Store(true)
+				continue
+			}
+			picked = append(picked, from[i])
 		}
 		return picked
 	}
@@ -644,6 +692,7 @@ func (e *evictor) sample(v *engine.View, pg *engine.PG, groups int) *repair.Work
 // counts are a Client's of all its sessions.
 type counts struct {
 	evicted, expired, evictedUnits atomic.Uint64
+	pinsPassed, pinsBroken         atomic.Uint64
 	sweepBytes, sweepForgotten     atomic.Uint64
 	expires                        atomic.Bool // something with an expiry was put since the sweep looked
 }

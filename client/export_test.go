@@ -1,6 +1,35 @@
 package client
 
-import "github.com/kvd-project/kvd/rdma"
+import (
+	"context"
+	"encoding/binary"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// PinnedFor is how far ahead the time of a key's access word lies.
+func (c *Client) PinnedFor(ctx context.Context, key []byte) (time.Duration, error) {
+	t := tools{c}
+	loc, err := t.Locate(key)
+	if err != nil {
+		return 0, err
+	}
+	off, w, _, err := t.slotOf(ctx, loc, key)
+	if err != nil || off == 0 {
+		return 0, err
+	}
+	b, err := t.ReadRaw(ctx, loc.PG, loc.Replicas-1, loc.IndexBytes+off, 8)
+	if err != nil {
+		return 0, err
+	}
+	a := layout.AccessWord(binary.LittleEndian.Uint64(b))
+	if !a.Of(w) {
+		return 0, nil
+	}
+	return time.Duration(a.AheadTicks(uint64(time.Now().UnixMilli()))) * layout.AccessTickMillis * time.Millisecond, nil
+}
 
 // Opened are the devices that the Client opened itself.
 func (c *Client) Opened() []*rdma.Device { return c.opened }

@@ -34,6 +34,7 @@ type sess struct {
 	seed     atomic.Uint64
 	limit    atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
 	evicts   atomic.Bool   // the namespace is a cache
+	pinned   atomic.Uint32 // how much of it may be pinned, percent
 	payload  atomic.Uint32 // bytes in a chunk of a long value
 	maxValue atomic.Int64  // bytes that a value in the namespace may have
 	host     string        // hostid.ID()

@@ -44,6 +44,8 @@ func (s *sess) install(m *dirpb.Map) error {
 			s.payload.Store(cmp.Or(n.GetChunkPayload(), layout.ChunkSize))
 			s.maxValue.Store(int64(min(cmp.Or(n.GetMaxValueBytes(), DefaultMaxValueLen), MaxValueLen)))
 			s.evicts.Store(n.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE)
+			s.pinned.Store(min(n.GetMaxPinnedPercent(), 100))
+			s.core.SetPins(n.GetMaxPinnedPercent() != 0)
 		}
 	}
 	s.mu.Lock()

@@ -14,6 +14,7 @@ func (c *Client) Stats() Stats {
 	s := c.sess.Load()
 	st := Stats{Ops: map[string]uint64{}, Rounds: map[string]uint64{}, Session: s.id,
 		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch(), Evicted: c.stats.evicted.Load(),
+		PinsPassed: c.stats.pinsPassed.Load(), PinsBroken: c.stats.pinsBroken.Load(),
 		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize,
 		SweepBytes: c.stats.sweepBytes.Load(), SweepForgotten: c.stats.sweepForgotten.Load()}
 	c.mu.Lock()
@@ -79,6 +80,7 @@ type laneTotals struct {
 	ops, rounds                          [index.NumKinds]uint64
 	verbs                                rdma.Counters
 	cacheHits, casLosses, unknown, notes uint64
+	pins                                 uint64
 	mended                               uint64
 	memoryWaits, leaked                  uint64
 	went                                 session.Counts
@@ -104,6 +106,7 @@ func (t *laneTotals) add(l *engine.Lane) {
 	t.casLosses += l.Stats.CASLosses
 	t.unknown += l.Stats.Unknown
 	t.notes += l.Stats.Notes
+	t.pins += l.Stats.Pins
 	t.mended += l.Stats.Mended
 	t.memoryWaits += l.Stats.MemoryWaits
 	t.leaked += l.Stats.Leaked
@@ -120,6 +123,7 @@ func (t *laneTotals) sum(x *laneTotals) {
 	t.casLosses += x.casLosses
 	t.unknown += x.unknown
 	t.notes += x.notes
+	t.pins += x.pins
 	t.mended += x.mended
 	t.memoryWaits += x.memoryWaits
 	t.leaked += x.leaked
@@ -134,5 +138,5 @@ func (t *laneTotals) into(st *Stats) {
 		t.unknown, t.notes, t.mended
 	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned,
 		t.went.Received, t.went.Refused
-	st.LostUnits, st.MemoryWaits = t.leaked, t.memoryWaits
+	st.LostUnits, st.MemoryWaits, st.Pins = t.leaked, t.memoryWaits, t.pins
 }

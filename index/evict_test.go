@@ -21,6 +21,8 @@ func TestCacheCosts(t *testing.T) {
 		{"get k", false, [3][2]int{{2, 3}, {2, 3}, {2, 3}}},
 		{"exists k", true, [3][2]int{{1, 1}, {1, 1}, {1, 1}}},
 		{"exists k", false, [3][2]int{{2, 2}, {2, 2}, {2, 2}}},
+		{"pin k expiry=5000", true, [3][2]int{{1, 2}, {1, 2}, {1, 2}}},
+		{"pin k expiry=5000", false, [3][2]int{{2, 3}, {2, 3}, {2, 3}}},
 		{"put k v2", true, [3][2]int{{1, 3}, {2, 5}, {3, 7}}},
 		{"put other v2", false, [3][2]int{{2, 5}, {3, 8}, {4, 10}}},
 		{"del k", true, [3][2]int{{1, 1}, {2, 2}, {3, 3}}},

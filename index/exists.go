@@ -11,7 +11,7 @@ import "github.com/kvd-project/kvd/internal/layout"
 //     are READ whole, and judged as a Get judges them.
 
 // readsHeads reports whether the round under way, or the one that is made, READs the starts of records alone.
-func (o *Op) readsHeads() bool { return o.Kind == Exists && (o.far == nil || !o.inOne) }
+func (o *Op) readsHeads() bool { return o.Kind.asks() && (o.far == nil || !o.inOne) }
 
 // readLenOf is how much of w's record is READ, bytes.
 func (o *Op) readLenOf(w layout.Word) int {

@@ -145,3 +145,44 @@ func TestExistsDamaged(t *testing.T) {
 		}
 	}
 }
+
+// TestPin: a Pin has the access word say until when, wherever the key's record is and whatever shares its fingerprint,
+// and leaves the count if it has read that. Where there are no access words it is an Exists.
+func TestPin(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		for _, before := range []string{"", "put kk v", "put k v2 expiry=9000;put kk v", "put k kib100",
+			"prepare k put v3 seq=1 ts=9"} {
+			for _, hinted := range []bool{false, true} {
+				name := fmt.Sprintf("r=%d, %q, hinted %v", r, before, hinted)
+				w := newWorld(r, 1<<12).asCache()
+				must(t, w.client(1).do(t, "put", "k", "v"))
+				if before != "" {
+					for op := range strings.SplitSeq(before, ";") {
+						must(t, w.client(1).do(t, fields(op)...))
+					}
+				}
+				c := w.client(2)
+				if hinted {
+					must(t, c.do(t, "get", "k"))
+				}
+				i := slotOfK(t, w)
+				was := w.access(i)
+				must(t, c.do(t, "pin", "k", "expiry=8000"))
+				if a := w.access(i); a.AheadTicks(w.millis) != (8000-1000)/layout.AccessTickMillis ||
+					a.Count() != was.Count() && (before == "" || hinted && before != "prepare k put v3 seq=1 ts=9") {
+					t.Errorf("%s: %#x, and was %#x", name, uint64(a), uint64(was))
+				}
+				must(t, c.do(t, "pin", "k")) // no longer
+				if a := w.access(i); a.AheadTicks(w.millis) != 0 {
+					t.Errorf("%s: %#x after that", name, uint64(a))
+				}
+			}
+		}
+		w := newWorld(r, 64)
+		must(t, w.client(1).do(t, "put", "k", "v"))
+		must(t, w.client(1).do(t, "pin", "k", "expiry=8000"))
+		if err := w.client(1).do(t, "pin", "z", "expiry=8000"); !errors.Is(err, index.ErrNotFound) {
+			t.Errorf("r=%d: a pin of nothing: %v", r, err)
+		}
+	}
+}

@@ -69,6 +69,7 @@ func (o *Op) checkSlot(h Hint) Action {
 	o.take(h)
 	o.begin()
 	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
+	o.noteAccess(h.Slot, o.Kind == Pin && o.noteDue())
 	return o.post(stepCheckSlot)
 }
 
@@ -78,7 +79,7 @@ func (o *Op) checkedSlot() Action {
 	case h.Word == o.x && h.Word.Readable():
 		h.Version, h.Flags = o.xVersion, o.xFlags
 		o.env.Remember(o, h)
-		if o.Version = o.xVersion; o.Kind == Exists {
+		if o.Version = o.xVersion; o.Kind.asks() {
 			o.Record = layout.Record{RecordHeader: layout.RecordHeader{Version: o.xVersion}, Key: o.Key}
 			return o.finish(nil)
 		}
@@ -92,7 +93,7 @@ func (o *Op) checkedSlot() Action {
 }
 
 func (o *Op) noteDue() bool {
-	return o.Kind != Exists && o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
+	return o.Kind != Exists && o.Route.PG.Notes() && !o.env.ReadOnly() && (o.Kind == Pin || o.env.NoteDue(o))
 }
 
 // noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round
@@ -123,7 +124,7 @@ func (o *Op) writeAccess() {
 	}
 	w, expiry := o.n, o.Expiry
 	switch o.Kind {
-	case Get:
+	case Get, Pin:
 		w, expiry = o.x, o.Record.Expiry
 	case Put, Modify:
 	default:

@@ -162,6 +162,9 @@ func (c *client) NoteDue(*index.Op) bool              { return true }
 // Note writes at once: nobody waits for it.
 func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
 	a := layout.MakeAccess(w, c.w.millis, old.Count()+1, expiry)
+	if o.Kind == index.Pin {
+		a = layout.MakeAccess(w, c.w.millis, old.Count(), expiry).At(max(o.Expiry, c.w.millis))
+	}
 	w2 := c.w.of(o.Route.PG.ID)
 	binary.LittleEndian.PutUint64(w2.region[w2.pg.Replicas-1][w2.pg.AccessOff+off:], uint64(a))
 }
@@ -253,6 +256,7 @@ func hashOf(key string) uint64 {
 //
 //	get k
 //	exists k
+//	pin k expiry=MS
 //	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [whole=BYTES]
 //	del k [if=VERSION]
 //	append k v    refuses a value that ends with v
@@ -271,6 +275,8 @@ func (c *client) start(words []string) error {
 		o.Kind = index.Get
 	case "exists":
 		o.Kind = index.Exists
+	case "pin":
+		o.Kind = index.Pin
 	case "del":
 		o.Kind = index.Delete
 	case "put":

@@ -28,7 +28,7 @@ func (h *Hint) Leads(r *Route) bool {
 // Fits reports whether an operation by h along r is over as Hinted says if the hint holds. It is of kind k, which reads
 // or is Put.
 func (h *Hint) Fits(r *Route, k Kind) bool {
-	if r.PG.Joining || h.Flags&HintManifest != 0 && k != Exists || !h.Leads(r) {
+	if r.PG.Joining || h.Flags&HintManifest != 0 && !k.asks() || !h.Leads(r) {
 		return false
 	}
 	return k.Reads() || h.Word.State() == layout.Live

@@ -126,6 +126,9 @@ const (
 	Decide
 	// Exists is a Get of no value, which notes no use. Its Record has the Version, the Expiry and the Key alone.
 	Exists
+	// Pin is an Exists that has the access word say until when its record is pinned: Op.Expiry, Unix ms. 0 unpins it.
+	// Nothing is written where PG.Notes is false.
+	Pin
 	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
@@ -148,15 +151,19 @@ const (
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 19
+const NumKinds = 20
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"exists", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict", "settle-all"}[min(k, NumKinds-1)]
+		"exists", "pin", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict",
+		"settle-all"}[min(k, NumKinds-1)]
 }
 
 // Reads reports whether k is about one key and changes nothing.
-func (k Kind) Reads() bool { return k == Get || k == Exists }
+func (k Kind) Reads() bool { return k == Get || k.asks() }
+
+// asks reports whether k wants to know that its key is there, and no value.
+func (k Kind) asks() bool { return k == Exists || k == Pin }
 
 // isWork reports whether k is a janitor's.
 func (k Kind) isWork() bool { return k >= Sync }

@@ -361,7 +361,7 @@ func (o *Op) standsFor(r *layout.Record) Action {
 			o.Scan.Found = append(o.Scan.Found, *r)
 		}
 		return o.scanIntents()
-	case Get, Exists:
+	case Get, Exists, Pin:
 		if r == nil {
 			return o.finish(ErrNotFound)
 		}

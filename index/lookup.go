@@ -42,7 +42,7 @@ func (o *Op) gotGroup() Action {
 	if len(o.cand) > 0 {
 		o.begin()
 		o.lookAtCandidates()
-		if len(o.cand) == 1 && o.Kind == Get {
+		if len(o.cand) == 1 && o.Kind.Reads() {
 			o.noteAccess(o.cand[0], o.noteDue())
 		}
 		return o.post(stepReadRecords)
@@ -244,7 +244,7 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {
-	case Get, Exists:
+	case Get, Exists, Pin:
 		return o.gotten(&r)
 	case Prepare:
 		if err := o.refuted(&r); err != nil {
@@ -283,8 +283,10 @@ func (o *Op) gotten(r *layout.Record) Action {
 	case o.Part != nil && o.Part.Version != 0 && o.Part.Version != r.Version:
 		return o.finish(ErrConflict)
 	}
-	if o.Record = *r; o.Kind == Exists {
-		o.Record.Value = nil
+	if o.Record = *r; o.Kind.asks() {
+		if o.Record.Value = nil; o.Kind == Pin && !o.noting {
+			o.noting, o.noteRead = o.noteDue(), false
+		}
 		return o.finish(nil)
 	}
 	if r.Flags&layout.FlagManifest != 0 {
@@ -302,7 +304,7 @@ func (o *Op) absent() Action {
 	}
 	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false
 	switch o.Kind {
-	case Get, Exists, Delete:
+	case Get, Exists, Pin, Delete:
 		return o.finish(ErrNotFound)
 	case Put, Prepare:
 		if o.Cond == IfVersion || o.Cond == IfPresent {

@@ -378,9 +378,9 @@ func (o *Op) dispatch() Action {
 	switch o.Kind {
 	case Prepare:
 		return o.beginTxn(h, hinted)
-	case Get, Exists:
+	case Get, Exists, Pin:
 		switch {
-		case hinted && h.SlotTells() && !o.Route.PG.Joining && (o.Kind == Exists ||
+		case hinted && h.SlotTells() && !o.Route.PG.Joining && (o.Kind.asks() ||
 			o.Cond == IfVersion && h.Version == o.IfVersion):
 			return o.checkSlot(h)
 		case hinted && o.knows(&h):

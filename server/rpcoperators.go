@@ -44,6 +44,9 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	if q.MaxValueBytes != 0 {
 		details = append(details, "max-value-bytes", q.MaxValueBytes)
 	}
+	if q.MaxPinnedPercent != 0 {
+		details = append(details, "max-pinned-percent", q.MaxPinnedPercent)
+	}
 	res, err := n.do(ctx, l, audited(ctx, createNamespace(q), actCreateNamespace, q.Name, details...))
 	if err != nil {
 		return nil, err
@@ -72,6 +75,9 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 	}
 	if q.MaxValueBytes != 0 {
 		details = append(details, "max-value-bytes", q.MaxValueBytes)
+	}
+	if q.MaxPinnedPercent != nil {
+		details = append(details, "max-pinned-percent", *q.MaxPinnedPercent)
 	}
 	details = append(append(details, "owner", q.Owner), quotaDetails(q.Quota)...)
 	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}},

@@ -87,6 +87,7 @@ type entry struct {
 	flags   uint32
 	note    uint64
 	typ     client.Type
+	pinned  int64 // until when eviction passes over it, Unix ms; 0: it does not
 	used    *list.Element
 }
 
@@ -249,9 +250,20 @@ func (s *Store) makeRoomLocked(old *entry, size int) error {
 		s.mu.lru.MoveToFront(old.used)
 	}
 	for !fits() {
-		s.dropLocked(s.mu.lru.Back().Value.(*entry))
+		s.dropLocked(s.victimLocked(old))
 	}
 	return nil
+}
+
+// victimLocked is what was not used for longest, and is neither old nor pinned. If all others are pinned no pin counts.
+func (s *Store) victimLocked(old *entry) *entry {
+	now := s.o.Now().UnixMilli()
+	for el := s.mu.lru.Back(); el != nil; el = el.Prev() {
+		if e := el.Value.(*entry); e != old && (e.pinned <= now || s.expiredLocked(e)) {
+			return e
+		}
+	}
+	return s.mu.lru.Back().Value.(*entry)
 }
 
 // sweepLocked takes back the memory of what has expired, which else happens when somebody looks.
@@ -281,6 +293,10 @@ func (s *Store) do(ctx context.Context, o *client.Op) {
 
 func (s *Store) check(o *client.Op) error {
 	switch o.Kind {
+	case client.OpPin:
+		if d := o.Expires.Sub(s.o.Now()); d > client.MaxPin {
+			return fmt.Errorf("%w: pinned for %v, want %v at most", client.ErrInvalid, d, client.MaxPin)
+		}
 	case client.OpGet, client.OpExists, client.OpDelete:
 	case client.OpPut:
 		if err := s.checkValue(o.Value); err != nil {
@@ -309,7 +325,10 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 		o.Err = client.ErrNotFound
 	case o.Kind == client.OpGet && tooLarge(ctx, e):
 		o.Err = &inside.TooLargeError{Want: len(e.value)}
-	case o.Kind == client.OpExists: // no use
+	case o.Kind == client.OpExists, o.Kind == client.OpPin: // no use
+		if until := millis(o.Expires); o.Kind == client.OpPin && (until == 0 || until > e.pinned) {
+			e.pinned = until
+		}
 		o.Item = client.Item{Version: e.version, Expires: e.expires()}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)

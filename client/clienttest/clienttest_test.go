@@ -665,3 +665,44 @@ func ExampleStore_Fail() {
 	// true
 	// v <nil>
 }
+
+// A full Store drops what was not used for longest and is not pinned; if all else is pinned, no pin counts.
+func TestPins(t *testing.T) {
+	now := time.UnixMilli(1_000_000)
+	s := clienttest.New(clienttest.Options{MaxKeys: 3, Evict: true, Now: func() time.Time { return now }})
+	ctx := t.Context()
+	there := func(want ...string) {
+		t.Helper()
+		for _, k := range []string{"a", "b", "c", "d", "e", "f"} {
+			_, err := s.Exists(ctx, []byte(k))
+			if got := err == nil; got != strings.Contains(strings.Join(want, ""), k) {
+				t.Errorf("%s is there: %v, want %v", k, got, want)
+			}
+		}
+	}
+	for _, k := range []string{"a", "b", "c"} {
+		put(t, s, k, "v", client.PutOptions{})
+	}
+	if err := s.Pin(ctx, []byte("a"), now.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, "d", "v", client.PutOptions{})
+	there("a", "c", "d")
+	for _, k := range []string{"c", "d"} {
+		if err := s.Pin(ctx, []byte(k), now.Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, s, "e", "v", client.PutOptions{}) // which is pinned by nobody, and goes next
+	there("c", "d", "e")
+	put(t, s, "f", "v", client.PutOptions{})
+	there("c", "d", "f")
+	now = now.Add(time.Second)
+	put(t, s, "a", "v", client.PutOptions{})
+	there("d", "f", "a")
+	if err := errors.Join(s.Pin(ctx, []byte("d"), now.Add(time.Second)), s.Unpin(ctx, []byte("d"))); err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, "b", "v", client.PutOptions{})
+	there("f", "a", "b")
+}

@@ -102,6 +102,23 @@ func (s *Store) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64
 	return s.Put(ctx, key, v, o)
 }
 
+// Pin is as in client.API. Eviction passes over a pinned key while another can go.
+func (s *Store) Pin(ctx context.Context, key []byte, until time.Time) error {
+	if until.IsZero() {
+		return fmt.Errorf("%w: Pin: no time", client.ErrInvalid)
+	}
+	return s.pin(ctx, key, until)
+}
+
+// Unpin is as in client.API.
+func (s *Store) Unpin(ctx context.Context, key []byte) error { return s.pin(ctx, key, time.Time{}) }
+
+func (s *Store) pin(ctx context.Context, key []byte, until time.Time) error {
+	o := client.Op{Kind: client.OpPin, Key: key, Expires: until}
+	s.do(ctx, &o)
+	return o.Err
+}
+
 // Exists is as in client.API.
 func (s *Store) Exists(ctx context.Context, key []byte) (client.Info, error) {
 	o := client.Op{Kind: client.OpExists, Key: key}

@@ -107,7 +107,7 @@ func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
 
 // Cache is a near cache. It implements client.API.
 type Cache struct {
-	client.API // what is not cached: Scan, Count, GetRange, Open, View
+	client.API // what is not cached: Scan, Count, GetRange, Open, View, Pin, Unpin
 	o          Options
 	entries    *otter.Cache[name, *entry]
 	stripes    [256]stripe
@@ -594,8 +594,11 @@ func (c *Cache) MultiDelete(ctx context.Context, keys [][]byte) (res []client.Re
 func (c *Cache) Do(ctx context.Context, ops []client.Op) {
 	keys := func(yield func([]byte) bool) {
 		for i := range ops {
-			k := ops[i].Kind
-			if k != client.OpGet && k != client.OpExists && !yield(ops[i].Key) {
+			switch ops[i].Kind {
+			case client.OpGet, client.OpExists, client.OpPin:
+				continue
+			}
+			if !yield(ops[i].Key) {
 				return
 			}
 		}

@@ -80,7 +80,7 @@ func Instrument(c *client.Options, o Options) error {
 	}
 	t := &telemetry{tracer: o.TracerProvider.Tracer(Scope, trace.WithSchemaURL(semconv.SchemaURL)), hist: hist.Inst(),
 		common: common(c)}
-	for _, kind := range []string{"get", "exists", "put", "delete", "update", "scan", "transaction", "batch"} {
+	for _, kind := range []string{"get", "exists", "pin", "put", "delete", "update", "scan", "transaction", "batch"} {
 		t.newOp(key{kind: kind})
 		t.newOp(key{kind: kind, several: true})
 	}

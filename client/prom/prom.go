@@ -47,7 +47,12 @@ var (
 		"records are removed later.")
 	refused = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are "+
 		"damaged.")
-	notes  = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
+	notes = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
+	pins  = desc("pins_total", "Keys that the client has pinned for some time.")
+
+	pinsPassed = desc("pins_passed_total", "Pinned records of samples that eviction passed over.")
+	pinsBroken = desc("pins_broken_total", "Pinned records that were evicted early: more is pinned than the "+
+		"namespace allows.")
 	mended = desc("mended_copies_total", "Damaged copies of records that operations wrote anew from good ones: "+
 		"a memory node's memory may be bad.")
 	granted = desc("granted_bytes", "Memory that the directory granted to the session.")
@@ -82,8 +87,8 @@ type collector struct{ c *client.Client }
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
-		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, mended, granted, memory, handedBack,
-		returned, received, refusedB, lost, waits,
+		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, pins, pinsPassed,
+		pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
 		epochLag, connections,
 	} {
 		ch <- d
@@ -121,6 +126,9 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	count(sweepLost, s.SweepForgotten)
 	count(refused, s.RefusedPlaces)
 	count(notes, s.Notes)
+	count(pins, s.Pins)
+	count(pinsPassed, s.PinsPassed)
+	count(pinsBroken, s.PinsBroken)
 	count(mended, s.Mended)
 	gauge(sweepMemory, s.SweepBytes)
 	gauge(granted, s.GrantedUnits*layout.UnitSize)

@@ -221,6 +221,7 @@ func (a *app) wouldSet(ctx context.Context, b backend, q *dirpb.SetNamespaceRequ
 	add(q.GetReplicas() != 0, "replicas", ns.GetReplicas(), q.GetReplicas())
 	add(q.GetNodes() != 0, "nodes", ns.GetNodes(), q.GetNodes())
 	add(q.GetMaxValueBytes() != 0, "max value bytes", maxValueOf(ns), q.GetMaxValueBytes())
+	add(q.MaxPinnedPercent != nil, "max pinned percent", ns.GetMaxPinnedPercent(), q.GetMaxPinnedPercent())
 	add(q.GetOwner() != "", "owner", ns.GetOwner(), q.GetOwner())
 	was, will := ns.GetQuota(), q.GetQuota()
 	add(will != nil, "quota sessions", was.GetSessions(), will.GetSessions())

@@ -31,6 +31,7 @@ func (a *app) addKeyCommands(root *cobra.Command) {
 	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()),
 		changes(a.casCommand()), changes(a.txnCommand()),
 		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.existsCommand(), a.scanCommand(),
+		changes(a.pinCommand()), changes(a.unpinCommand()),
 		a.countCommand(), a.watchCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"

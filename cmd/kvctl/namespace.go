@@ -23,13 +23,13 @@ func (a *app) completeNamespace() cobra.CompletionFunc {
 }
 
 func (a *app) namespaceSetCommand() *cobra.Command {
-	var limit, maxValue string
+	var limit, maxValue, maxPinned string
 	var replicas, nodes uint32
 	var wait, dry bool
 	var quota quotaFlags
 	c := changes(&cobra.Command{
 		Use:   "set NAME",
-		Short: "Change a namespace's limit, copies, memory nodes, longest value, owner or quotas",
+		Short: "Change a namespace's limit, copies, memory nodes, longest value, pins, owner or quotas",
 		Long: `Change a namespace's limit, number of copies, number of memory nodes, longest value, owner
 or quotas, while it is used.
 
@@ -39,7 +39,8 @@ status shows how many have theirs. Each copy needs a memory node with room for i
 in a failure domain of its own where memory nodes have such a label. More copies are
 refused. The directory spreads it over --nodes memory nodes that have room, and no
 more; it cannot be on fewer than it is. Values that are longer than a lower --max-value
-stay readable. Quotas that are not given stay as they are, and one below what is in use takes nothing back. Sessions of the former owner are ended at once, unless
+stay readable. While more of a cache is pinned than --max-pinned says, pinned keys are
+evicted first. Quotas that are not given stay as they are, and one below what is in use takes nothing back. Sessions of the former owner are ended at once, unless
 the access list lets it in.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNamespace(),
@@ -55,9 +56,17 @@ the access list lets it in.`,
 			if q.MaxValueBytes, err = parseMaxValue(maxValue); err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("max-pinned") {
+				n, err := parseMaxPinned(maxPinned)
+				if err != nil {
+					return err
+				}
+				q.MaxPinnedPercent = &n
+			}
 			switch {
-			case q.KeepLimit && !given && q.Owner == "" && bounds == nil && nodes == 0 && q.MaxValueBytes == 0:
-				return usagef("want --limit, --replicas, --nodes, --max-value, --owner or a quota")
+			case q.KeepLimit && !given && q.Owner == "" && bounds == nil && nodes == 0 && q.MaxValueBytes == 0 &&
+				q.MaxPinnedPercent == nil:
+				return usagef("want --limit, --replicas, --nodes, --max-value, --max-pinned, --owner or a quota")
 			case given && replicas == 0:
 				return usagef("--replicas 0: want at least 1")
 			case wait && !given:
@@ -100,6 +109,7 @@ the access list lets it in.`,
 	c.Flags().Uint32Var(&nodes, "nodes", 0, "memory nodes to be on, from now on; kvctl status shows when it is; 0: "+
 		"as it is")
 	c.Flags().StringVar(&maxValue, "max-value", "", maxValueUsage)
+	c.Flags().StringVar(&maxPinned, "max-pinned", "", maxPinnedUsage)
 	c.Flags().BoolVar(&wait, "wait", false, "wait until everything has that number of copies, and show how far it is")
 	dryFlag(c, &dry)
 	return c

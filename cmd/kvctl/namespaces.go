@@ -22,7 +22,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	req := &dirpb.CreateNamespaceRequest{}
-	var mode, size, limit, maxValue string
+	var mode, size, limit, maxValue, maxPinned string
 	var ifNotExists bool
 	var quota quotaFlags
 	create := changes(&cobra.Command{
@@ -47,6 +47,9 @@ func (a *app) namespaceCommand() *cobra.Command {
 				return usagef("--limit: %w", err)
 			}
 			if req.MaxValueBytes, err = parseMaxValue(maxValue); err != nil {
+				return err
+			}
+			if req.MaxPinnedPercent, err = parseMaxPinned(maxPinned); err != nil {
 				return err
 			}
 			if err := quota.check(); err != nil {
@@ -89,6 +92,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	quota.add(f)
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
 	f.StringVar(&maxValue, "max-value", "", maxValueUsage)
+	f.StringVar(&maxPinned, "max-pinned", "", maxPinnedUsage)
 	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
 	f.Uint32Var(&req.Segments, "segments", 0, "segments that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards grow and "+
@@ -170,6 +174,10 @@ func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest)
 		return nil, &exitError{exitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
 			bytesText(maxValueOf(ns)), bytesText(req.GetMaxValueBytes()))}
 	}
+	if req.GetMaxPinnedPercent() != 0 && ns.GetMaxPinnedPercent() != req.GetMaxPinnedPercent() {
+		return nil, &exitError{exitNo, fmt.Errorf("%q exists with %d%% of it pinned at most, want %d%%", ns.GetName(),
+			ns.GetMaxPinnedPercent(), req.GetMaxPinnedPercent())}
+	}
 	if req.GetOwner() != "" && ns.GetOwner() != req.GetOwner() {
 		return nil, &exitError{exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(),
 			req.GetOwner())}
@@ -189,6 +197,10 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 	long := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetMaxValueBytes() != 0 })
 	if long {
 		header = append(header, "Max value")
+	}
+	pins := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetMaxPinnedPercent() != 0 })
+	if pins {
+		header = append(header, "Max pinned")
 	}
 	a.printTable(header, mapTo(ns, func(n *dirpb.Namespace) row {
 		limit := "-"
@@ -217,6 +229,9 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if long {
 			r = append(r, bytesText(maxValueOf(n)))
 		}
+		if pins {
+			r = append(r, fmt.Sprintf("%d%%", n.GetMaxPinnedPercent()))
+		}
 		return r
 	}))
 	return nil
@@ -239,6 +254,21 @@ func parseMaxValue(s string) (uint64, error) {
 		return 0, usagef("--max-value %s: want 1 to %s", s, bytesText(client.MaxValueLen))
 	}
 	return n, nil
+}
+
+// maxPinnedUsage is the help of --max-pinned.
+const maxPinnedUsage = "how much of a cache may be pinned, such as 30%, 90% at most; 0% unless it is set"
+
+// parseMaxPinned reads --max-pinned; empty is 0.
+func parseMaxPinned(s string) (uint32, error) {
+	if s == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(strings.TrimSuffix(s, "%"), 10, 32)
+	if err != nil || n > 90 {
+		return 0, usagef("--max-pinned %q: want 0%% to 90%%", s)
+	}
+	return uint32(n), nil
 }
 
 // maxValueOf is the longest value that ns allows, bytes.

@@ -236,7 +236,7 @@ func (a *app) printTenant(rep *dirpb.ShowNamespaceReply) {
 	}
 	a.printWho(ns)
 	fmt.Fprintln(a.stdout)
-	a.printTable(row{"Quota", "Taken", "Of"}, []row{
+	rows := []row{
 		{"bytes", bytesText(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), bytesText(ns.GetLimitBytes()))},
 		{"index", bytesText(rep.GetIndexBytes()), bound(q.GetIndexBytes(), bytesText(q.GetIndexBytes()))},
 		{"sessions", fmt.Sprint(rep.GetSessions()), bound(uint64(q.GetSessions()), fmt.Sprint(q.GetSessions()))},
@@ -244,7 +244,11 @@ func (a *app) printTenant(rep *dirpb.ShowNamespaceReply) {
 		{"lanes", "", bound(uint64(q.GetLanes()), fmt.Sprintf("%d for each session to each memory node",
 			q.GetLanes()))},
 		{"tcp-ops", "", bound(q.GetTcpOpsPerSecond(), fmt.Sprintf("%d/s at each memory node", q.GetTcpOpsPerSecond()))},
-	})
+	}
+	if n := ns.GetMaxPinnedPercent(); n != 0 {
+		rows = append(rows, row{"max-pinned", "", fmt.Sprintf("%d%%", n)})
+	}
+	a.printTable(row{"Quota", "Taken", "Of"}, rows)
 }
 
 func (a *app) whoAmICommand() *cobra.Command {

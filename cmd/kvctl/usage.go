@@ -111,6 +111,8 @@ var examples = map[string]string{
 	"latency":               "kvctl latency greeting --duration 10s",
 	"mget":                  "kvctl mget greeting hits",
 	"exists":                "kvctl exists greeting hits",
+	"pin":                   "kvctl pin greeting --for 10m",
+	"unpin":                 "kvctl unpin greeting",
 	"mirror":                "kvctl mirror :default :copy --dry-run\nkvctl mirror prod:shop standby:shop --delete",
 	"namespace":             "kvctl namespace list",
 	"namespace accept-loss": "kvctl namespace accept-loss drafts",

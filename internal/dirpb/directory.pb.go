@@ -978,9 +978,11 @@ type Namespace struct {
 	// The longest value that sessions may put, bytes. 0: 64 MiB. A longer one that is there already stays readable.
 	MaxValueBytes uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`
 	// What each chunk of a long value holds that is written, bytes. 0: 2 MiB, as in namespaces made before level 2.
-	ChunkPayload  uint32 `protobuf:"varint,183,opt,name=chunk_payload,json=chunkPayload,proto3" json:"chunk_payload,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ChunkPayload uint32 `protobuf:"varint,183,opt,name=chunk_payload,json=chunkPayload,proto3" json:"chunk_payload,omitempty"`
+	// How much of what its sessions hold may be pinned, percent. 0: no session may pin a key.
+	MaxPinnedPercent uint32 `protobuf:"varint,184,opt,name=max_pinned_percent,json=maxPinnedPercent,proto3" json:"max_pinned_percent,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Namespace) Reset() {
@@ -1142,6 +1144,13 @@ func (x *Namespace) GetMaxValueBytes() uint64 {
 func (x *Namespace) GetChunkPayload() uint32 {
 	if x != nil {
 		return x.ChunkPayload
+	}
+	return 0
+}
+
+func (x *Namespace) GetMaxPinnedPercent() uint32 {
+	if x != nil {
+		return x.MaxPinnedPercent
 	}
 	return 0
 }
@@ -6914,10 +6923,11 @@ type CreateNamespaceRequest struct {
 	Quota      *Quota `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
 	// Memory nodes to lay it out over, for good. 0: as many as it needs for its limit, or 8 without one, or all if
 	// there are no more than 8; it takes further ones as it fills.
-	Nodes         uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	MaxValueBytes uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"` // as in Namespace, 512 MiB at most
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Nodes            uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	MaxValueBytes    uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`          // as in Namespace, 512 MiB at most
+	MaxPinnedPercent uint32 `protobuf:"varint,184,opt,name=max_pinned_percent,json=maxPinnedPercent,proto3" json:"max_pinned_percent,omitempty"` // as in Namespace, 90 at most; of caches alone
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CreateNamespaceRequest) Reset() {
@@ -7034,6 +7044,13 @@ func (x *CreateNamespaceRequest) GetMaxValueBytes() uint64 {
 	return 0
 }
 
+func (x *CreateNamespaceRequest) GetMaxPinnedPercent() uint32 {
+	if x != nil {
+		return x.MaxPinnedPercent
+	}
+	return 0
+}
+
 type CreateNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -7082,17 +7099,18 @@ func (x *CreateNamespaceReply) GetNamespace() *Namespace {
 // granted takes nothing back: it is met as caches evict and sessions end. Copies are
 // made, or given up, one placement group after the other.
 type SetNamespaceRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	LimitBytes    uint64                 `protobuf:"varint,2,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`              // as in Namespace
-	Replicas      uint32                 `protobuf:"varint,20,opt,name=replicas,proto3" json:"replicas,omitempty"`                                   // 0: as it is
-	KeepLimit     bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`                // limit_bytes means nothing
-	Owner         string                 `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                                          // empty: as it is
-	Quota         *Quota                 `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`                                          // absent: as it is
-	Nodes         uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`                                        // as in CreateNamespaceRequest, and the leader spreads it over them; 0: as it is
-	MaxValueBytes uint64                 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"` // as in CreateNamespaceRequest; 0: as it is
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	LimitBytes       uint64                 `protobuf:"varint,2,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`                             // as in Namespace
+	Replicas         uint32                 `protobuf:"varint,20,opt,name=replicas,proto3" json:"replicas,omitempty"`                                                  // 0: as it is
+	KeepLimit        bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`                               // limit_bytes means nothing
+	Owner            string                 `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                                                         // empty: as it is
+	Quota            *Quota                 `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`                                                         // absent: as it is
+	Nodes            uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`                                                       // as in CreateNamespaceRequest, and the leader spreads it over them; 0: as it is
+	MaxValueBytes    uint64                 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`                // as in CreateNamespaceRequest; 0: as it is
+	MaxPinnedPercent *uint32                `protobuf:"varint,184,opt,name=max_pinned_percent,json=maxPinnedPercent,proto3,oneof" json:"max_pinned_percent,omitempty"` // as in CreateNamespaceRequest; absent: as it is
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *SetNamespaceRequest) Reset() {
@@ -7177,6 +7195,13 @@ func (x *SetNamespaceRequest) GetNodes() uint32 {
 func (x *SetNamespaceRequest) GetMaxValueBytes() uint64 {
 	if x != nil {
 		return x.MaxValueBytes
+	}
+	return 0
+}
+
+func (x *SetNamespaceRequest) GetMaxPinnedPercent() uint32 {
+	if x != nil && x.MaxPinnedPercent != nil {
+		return *x.MaxPinnedPercent
 	}
 	return 0
 }
@@ -9337,7 +9362,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x91\x05\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xc0\x05\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -9358,7 +9383,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12\x15\n" +
 	"\x05grows\x18\xb5\x01 \x01(\bR\x05grows\x12'\n" +
 	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x12$\n" +
-	"\rchunk_payload\x18\xb7\x01 \x01(\rR\fchunkPayload\"I\n" +
+	"\rchunk_payload\x18\xb7\x01 \x01(\rR\fchunkPayload\x12-\n" +
+	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rR\x10maxPinnedPercent\"I\n" +
 	"\x06Access\x12\x10\n" +
 	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +
@@ -9860,7 +9886,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x05 \x01(\x04R\x05since\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\"\x14\n" +
-	"\x12PublishRegionReply\"\xa2\x03\n" +
+	"\x12PublishRegionReply\"\xd1\x03\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
@@ -9874,9 +9900,10 @@ const file_directory_proto_rawDesc = "" +
 	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12'\n" +
-	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\"Q\n" +
+	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x12-\n" +
+	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rR\x10maxPinnedPercent\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x8a\x02\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\xd5\x02\n" +
 	"\x13SetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x04R\n" +
@@ -9887,7 +9914,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12'\n" +
-	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\"N\n" +
+	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x122\n" +
+	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rH\x00R\x10maxPinnedPercent\x88\x01\x01B\x15\n" +
+	"\x13_max_pinned_percent\"N\n" +
 	"\x11SetNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"_\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
@@ -10476,6 +10505,7 @@ func file_directory_proto_init() {
 		return
 	}
 	file_directory_proto_msgTypes[2].OneofWrappers = []any{}
+	file_directory_proto_msgTypes[85].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

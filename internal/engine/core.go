@@ -128,6 +128,7 @@ type Core struct {
 	noteTicks  atomic.Uint32 // see SetNoteInterval
 	unlinked   atomic.Uint64 // the greatest limbo tag given; lanes write it
 	quiet      atomic.Bool   // the session renews its lease rarely; see session.Agenda
+	pins       atomic.Bool   // see SetPins
 
 	// Under its mutex, by whatever goroutine; maps are made by NewCore.
 	mu struct {

@@ -104,7 +104,7 @@ func (l *Lane) touchHints(ops []*Op) {
 // hintOf finds where op's key is and the connection that reaches it, or nil.
 func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	looks := op.Kind == index.Modify || op.Kind == index.Put && op.Cond == index.IfVersion
-	if op.Kind == index.Put && op.Part != nil || !looks &&
+	if op.Kind == index.Put && op.Part != nil || op.Kind == index.Pin || !looks &&
 		(op.Cond != index.Always || op.Kind != index.Put && !op.Kind.Reads()) {
 		return nil
 	}

@@ -93,6 +93,7 @@ type LaneStats struct {
 	Leaked      uint64        // units left to recall
 	MemoryWaits uint64        // operations that had to wait for memory
 	Notes       uint64        // access words written
+	Pins        uint64        // Pins that asked for one that says how long a record stays
 	Mended      uint64        // damaged copies of records written anew
 	Buffered    uint64        // bytes of large buffers that operations took: for values that did not go in one pass
 	Closed      rdma.Counters // of queue pairs that are gone

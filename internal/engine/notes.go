@@ -151,7 +151,11 @@ func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWor
 	if !t.lane.valid() {
 		return
 	}
-	if o.Key != nil {
+	switch {
+	case o.Kind == index.Pin:
+		t.lane.pin(o, off, w, old, expiry)
+		return
+	case o.Key != nil:
 		t.lane.noteAccess(o.Route.PG, off, o.Hash, o.Check, w, old, expiry, born)
 		return
 	}
@@ -184,8 +188,36 @@ func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, 
 	default:
 		count = f.Touched(now, old, hits)
 	}
-	l.postAccess(pg, off, layout.MakeAccess(w, now, count, expiry))
+	a := layout.MakeAccess(w, now, count, expiry)
+	if l.core.pins.Load() && old.AheadTicks(now) > 0 {
+		a = a.Later(old) // it is pinned
+	}
+	l.postAccess(pg, off, a)
 }
+
+// pin writes the access word that o, a Pin, asks for: until when the record is pinned, and of two pins the later time.
+// The key's count stays. It is not known that the word arrives.
+func (l *Lane) pin(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64) {
+	now := l.core.millis.Load()
+	if !old.Of(w) {
+		old = 0
+	}
+	count := old.Count()
+	if f := l.core.opts.Frequency; old == 0 && f != nil {
+		count = f.Touched(now, 0, 1)
+	}
+	a := layout.MakeAccess(w, now, max(count, 1), expiry)
+	if o.Expiry > now {
+		if a = a.At(o.Expiry); old.AheadTicks(now) > 0 {
+			a = a.Later(old)
+		}
+		l.Stats.Pins++
+	}
+	l.postAccess(o.Route.PG, off, a)
+}
+
+// SetPins says whether the namespace lets keys be pinned: notes of uses then keep times that lie ahead.
+func (c *Core) SetPins(on bool) { c.pins.Store(on) }
 
 // postAccess posts the WRITE of an access word; nothing waits for its completion. The lease is valid.
 func (l *Lane) postAccess(p *index.PG, off uint64, a layout.AccessWord) {

@@ -9,7 +9,8 @@ package layout
 //	| time (26)        | count (12) | expiry (20)      | tag(6)|
 //	+------------------+------------+------------------+-------+
 //
-//	time    of the last noted access, in units of 4 ms since the Unix epoch, modulo 2^26 (3.1 days)
+//	time    of the last noted access, in units of 4 ms since the Unix epoch, modulo 2^26 (3.1 days); of a pinned
+//	        record, until when it is
 //	count   frequency, as the writer counts it
 //	expiry  Unix seconds, rounded up, modulo 2^20 (12.1 days); 0 = none
 //	tag     low bits of the slot word's fingerprint: a word of another tag is about another key
@@ -73,9 +74,13 @@ func (a AccessWord) AgeTicks(nowMillis uint64) uint32 {
 	return uint32((nowMillis/AccessTickMillis - then) & (1<<accessTimeBits - 1))
 }
 
-// AccessSkewTicks is how far ahead of the reader's clock a word may be (70 minutes) to be taken as from the future.
-// Such a word is not taken as from three days ago.
-const AccessSkewTicks = 1 << 20
+// AccessSkewTicks is how far ahead of the reader's clock a word may be (78 minutes) to be taken as from the future.
+// Such a word is not taken as from three days ago. MaxPinMillis is how far ahead of its writer's clock a pin may last:
+// clocks may differ by the rest.
+const (
+	AccessSkewTicks = 1<<20 + 1<<17
+	MaxPinMillis    = 70 * 60 * 1000
+)
 
 // PastTicks is AgeTicks, or 0 if the word is from the future: clocks differ.
 func (a AccessWord) PastTicks(nowMillis uint64) uint32 {
@@ -83,6 +88,29 @@ func (a AccessWord) PastTicks(nowMillis uint64) uint32 {
 		return age
 	}
 	return 0
+}
+
+// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not.
+func (a AccessWord) AheadTicks(nowMillis uint64) uint32 {
+	if age := a.AgeTicks(nowMillis); age >= 1<<accessTimeBits-AccessSkewTicks {
+		return 1<<accessTimeBits - age
+	}
+	return 0
+}
+
+// At is a with another time, in Unix ms.
+func (a AccessWord) At(millis uint64) AccessWord {
+	const below = accessCountBits + accessExpiryBits + accessTagBits
+	return a&(1<<below-1) | AccessWord(millis/AccessTickMillis&(1<<accessTimeBits-1)<<below)
+}
+
+// Later is a with b's time if that is later; both are of one record.
+func (a AccessWord) Later(b AccessWord) AccessWord {
+	const below = accessCountBits + accessExpiryBits + accessTagBits
+	if (uint64(b>>below)-uint64(a>>below))&(1<<accessTimeBits-1) < 1<<(accessTimeBits-1) {
+		return a&(1<<below-1) | b&^(1<<below-1)
+	}
+	return a
 }
 
 // Expires reports whether the record expires at all.

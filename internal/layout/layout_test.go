@@ -505,3 +505,29 @@ func FuzzParseRegion(f *testing.F) {
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// The time of an access word may be set to one ahead, and of two the later one kept, also where their counter begins
+// anew.
+func TestAccessAhead(t *testing.T) {
+	w := MakeLive(1, 0x155, 1, 1)
+	const turn = AccessTickMillis << accessTimeBits
+	for _, now := range []uint64{1_700_000_000_000, turn * 7, turn*7 - 1000, turn*7 + 1000} {
+		a := MakeAccess(w, now, 77, now+10_000)
+		if a.AheadTicks(now) != 0 {
+			t.Errorf("at %d: %d ticks ahead", now, a.AheadTicks(now))
+		}
+		for _, ahead := range []uint64{AccessTickMillis, 1000, MaxPinMillis} {
+			b := a.At(now + ahead)
+			if got := uint64(b.AheadTicks(now)); got != ahead/AccessTickMillis {
+				t.Errorf("at %d: %d ticks ahead, want %d", now, got, ahead/AccessTickMillis)
+			}
+			if b.PastTicks(now) != 0 || b.Count() != 77 || !b.Of(w) || !b.Expires() || b.Expired(now) ||
+				!b.Expired(now+11_000) {
+				t.Errorf("at %d: %#x, want as %#x", now, uint64(b), uint64(a))
+			}
+			if a.Later(b) != b || b.Later(a) != b || b.AheadTicks(now+ahead) != 0 {
+				t.Errorf("at %d: the later of %#x and %#x is %#x", now, uint64(a), uint64(b), uint64(a.Later(b)))
+			}
+		}
+	}
+}

@@ -21,16 +21,18 @@ import (
 //	   LoseMembers; placement groups that start over elsewhere (Spares), and sessions that are fenced where their namespace has memory
 //	   alone; namespaces of some memory nodes; directory nodes enter with the incarnation of their data folder
 //	2  namespaces say how long a value may be, and new ones have chunks that fill places of 2 MiB
+//	3  caches say how much of them may be pinned
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been
 // released. The code asks Level, as it does for levelBoots, and goes the old way below. The rows of each
 // level stay readable until a release says that it takes over none of that level (oldestLevel).
 const (
-	Level       = levelLong
+	Level       = levelPins
 	oldestLevel = 0
 
 	levelBoots = 1
 	levelLong  = 2
+	levelPins  = 3
 )
 
 // ErrLevel says that a state or a command is of a level that this version does not know. Nothing was changed.

@@ -82,6 +82,14 @@ func (s *State) chunkPayload() uint32 {
 	return layout.ChunkPayload
 }
 
+// checkBounds returns why no namespace of that mode can have the longest value and the pinned share that q asks for.
+func (s *State) checkBounds(mode dirpb.NamespaceMode, q interface {
+	GetMaxValueBytes() uint64
+	GetMaxPinnedPercent() uint32
+}) error {
+	return errors.Join(s.checkMaxValue(q.GetMaxValueBytes()), s.checkMaxPinned(mode, q.GetMaxPinnedPercent()))
+}
+
 // checkMaxValue returns why no namespace can have a longest value of n bytes; 0 asks for none.
 func (s *State) checkMaxValue(n uint64) error {
 	switch {
@@ -94,6 +102,25 @@ func (s *State) checkMaxValue(n uint64) error {
 	case n > layout.MaxValueLen:
 		return fmt.Errorf("%w: longest value of %s, want 1B..%s", ErrInvalid, units.Bytes(n),
 			units.Bytes(uint64(layout.MaxValueLen)))
+	}
+	return nil
+}
+
+// maxPinned bounds the share of a cache that may be pinned, percent: the rest serves those who pin nothing.
+const maxPinned = 90
+
+// checkMaxPinned returns why a namespace of that mode cannot let so many percent of it be pinned; 0: none.
+func (s *State) checkMaxPinned(mode dirpb.NamespaceMode, percent uint32) error {
+	switch {
+	case percent == 0:
+		return nil
+	case s.Level() < levelPins:
+		return fmt.Errorf("%w: pins begin with level %d, and the directory is at level %d. Start this version of kvd "+
+			"on every directory node first", ErrRefused, levelPins, s.Level())
+	case mode != dirpb.NamespaceMode_NAMESPACE_CACHE:
+		return fmt.Errorf("%w: only a cache has pins: elsewhere nothing is evicted", ErrInvalid)
+	case percent > maxPinned:
+		return fmt.Errorf("%w: %d %% of the namespace pinned, want 0..%d", ErrInvalid, percent, maxPinned)
 	}
 	return nil
 }
@@ -133,7 +160,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		return nil, fmt.Errorf("namespace %q: %w", q.Name, ErrExists)
 	}
 	mode, percent, err := layoutOf(q)
-	if err := errors.Join(err, checkTenancy(q.Owner), s.checkMaxValue(q.MaxValueBytes)); err != nil {
+	if err := errors.Join(err, checkTenancy(q.Owner), s.checkBounds(mode, q)); err != nil {
 		return nil, err
 	}
 	all := s.placeable()
@@ -203,7 +230,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
 		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
 		Owner: q.Owner, Quota: quotaOf(q.Quota), Nodes: bound, Grows: grows,
-		MaxValueBytes: q.MaxValueBytes, ChunkPayload: s.chunkPayload(),
+		MaxValueBytes: q.MaxValueBytes, ChunkPayload: s.chunkPayload(), MaxPinnedPercent: q.MaxPinnedPercent,
 	}
 	s.putNamespace(w)
 	for _, pg := range pgs {

@@ -310,7 +310,7 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 		return nil, err
 	}
 	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner), s.checkNodes(old, q),
-		s.checkMaxValue(q.MaxValueBytes)); err != nil {
+		s.checkBounds(old.Mode, q)); err != nil {
 		return nil, err
 	}
 	w := proto.CloneOf(old)
@@ -319,6 +319,9 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	}
 	if q.MaxValueBytes != 0 {
 		w.MaxValueBytes = q.MaxValueBytes
+	}
+	if q.MaxPinnedPercent != nil {
+		w.MaxPinnedPercent = *q.MaxPinnedPercent
 	}
 	if !q.KeepLimit {
 		w.LimitBytes = q.LimitBytes
