@@ -31,7 +31,7 @@ type apart struct {
 	n        int // bytes of the value
 	pg       uint32
 	word     layout.Word
-	cancel   context.CancelFunc
+	cancel   func()
 	mem      []byte // of a GET, and around it
 	happened bool
 	wg       sync.WaitGroup
@@ -167,6 +167,8 @@ var disturbances = []disturbance{
 	{name: "flipped in the value", raw: true, f: func(a *apart) { a.flip(layout.RecordHeaderSize+5000, true) },
 		errs: []error{client.ErrCorrupt}},
 	{name: "given up", f: func(a *apart) { a.cancel() }, errs: []error{context.Canceled}, put: context.Canceled},
+	{name: "deadline over", f: func(a *apart) { a.cancel() }, errs: []error{context.DeadlineExceeded},
+		put: context.DeadlineExceeded},
 	{name: "cut", f: (*apart).cut, put: client.ErrUnknownOutcome},
 	{name: "session lost", f: func(a *apart) { a.c.LoseSession() }, put: client.ErrUnknownOutcome},
 }
@@ -205,13 +207,13 @@ func TestApart(t *testing.T) {
 					continue // until its lease is over the session keeps memory
 				}
 				for at := range hooks {
+					if p == "verbs" && n > 9000 && (n == 300_000 || at != beforeVerdict) {
+						continue // the machine is emulated
+					}
 					// -1: the hint holds; else it is stale, and the chain after so many is the one.
 					for _, stale := range []int32{-1, 0, 1} {
 						if stale == 1 && n > layout.MaxRecordSize {
 							continue // the chain with its chunks is the first with a Value
-						}
-						if p == "verbs" && (n == 300_000 || n > 300_000 && stale >= 0) {
-							continue // the machine is emulated
 						}
 						if at != beforeValue || p == "shm" || p == "tcp" {
 							y.happen(getting, d, n, at, stale)
@@ -275,8 +277,10 @@ func (y *apartRig) happen(u use, d disturbance, n int, at hook, stale int32) {
 	if d.raw {
 		a.find()
 	}
-	var ctx context.Context
-	ctx, a.cancel = context.WithCancel(y.Context())
+	ctx, cancel := context.WithCancelCause(y.Context())
+	if a.cancel = func() { cancel(nil) }; d.name == "deadline over" {
+		ctx, a.cancel = late{ctx}, func() { cancel(context.DeadlineExceeded) }
+	}
 	defer a.cancel()
 	h := &happening{of: [...]func(*driver.WR) bool{readsValue, views, writesValue}[u], at: at}
 	h.f = func() { a.happened = true; d.f(a) }
@@ -309,6 +313,16 @@ func (y *apartRig) happen(u use, d disturbance, n int, at hook, stale int32) {
 	if a.happened && d.name == "session lost" && y.c.Stats().Session == session {
 		y.Fatalf("%s: the session is the same", a.name)
 	}
+}
+
+// late is a context whose deadline is over when it is cancelled.
+type late struct{ context.Context }
+
+func (l late) Err() error {
+	if l.Context.Err() != nil {
+		return context.DeadlineExceeded
+	}
+	return nil
 }
 
 // get is a GET, whose memory fits, is too short, or has room to spare.
