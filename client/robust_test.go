@@ -236,7 +236,8 @@ func newRigOf(t testing.TB, provider string, nodes int, lease time.Duration, cap
 	if provider == "adapter" {
 		provider, fabric = devstore.Sim, sim.New(sim.Options{SGEs: 3})
 	}
-	r := &rig{t: t, provider: provider, fabric: fabric, capacity: capacity, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
+	r := &rig{t: t, provider: provider, fabric: fabric, capacity: capacity, dirOpts: server.Options{ID: "d",
+		DataDir:  t.TempDir(),
 		GRPCAddr: net.JoinHostPort(loopback.Host(), "0"), RaftAddr: net.JoinHostPort(loopback.Host(), "0"),
 		Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
 	for _, f := range change {
