@@ -250,11 +250,11 @@ func TestApart(t *testing.T) {
 
 func newApartRig(t *testing.T, p string) *apartRig {
 	y := &apartRig{T: t, seen: map[string]bool{}, fencer: &fencer{peers: map[string][]driver.Peer{}}}
-	r := newRigOf(t, p, 1, 20*time.Second, 256<<20, func(d driver.Device) driver.Device {
+	r := newRigOf(t, p, 1, 20*time.Second, 512<<20, func(d driver.Device) driver.Device {
 		y.fencer.Device = d
 		return y.fencer
 	})
-	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1, BytesPerNode: 192 << 20})
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1, BytesPerNode: 432 << 20})
 	r.create(&dirpb.CreateNamespaceRequest{Name: "tenant", Replicas: 1, BytesPerNode: 32 << 20})
 	y.between = &between{Device: r.devices[0].Driver()}
 	o := r.options()
