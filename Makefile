@@ -413,8 +413,9 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 	if [ -e rdma/verbs/testdata ]; then cp -r rdma/verbs/testdata dist/verbs/; fi
 	$(VERBS_ENV) $(GO) test -c -tags verbs -o dist/verbs/verbs.test ./rdma/verbs
 	$(VERBS_ENV) $(GO) test -c -tags verbs -o dist/verbs/verbstest.test ./internal/verbstest
+	$(VERBS_ENV) $(GO) test -c -tags verbs -o dist/verbs/client.test ./client
 	@failed=0; run() { echo "$(VERBS_RUN) $$*"; $(VERBS_RUN) "$$@" || failed=1; }; \
-	run -n 4 dist/verbs 'sh guest-tests.sh provider store'; \
+	run -n 4 dist/verbs 'sh guest-tests.sh provider store client'; \
 	run -n 0 -a rdma_libs=none dist/verbs 'sh guest-tests.sh nohardware'; \
 	$(if $(VERBS_ADVERSARY),run -n 4 -k $(VERBS_ADVERSARY) dist/verbs 'sh guest-tests.sh provider';) \
 	if [ $$failed = 0 ]; then echo 'test-verbs: PASS'; else echo 'test-verbs: FAIL'; fi; exit $$failed

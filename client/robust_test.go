@@ -24,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 	"github.com/kvd-project/kvd/server"
 )
@@ -217,19 +218,26 @@ type rigNode struct {
 	dev   *rdma.Device
 	node  *memnode.Node
 	proxy *proxy // tcp only
-	path  string // shm only
+	path  string // where it listens without a proxy
 }
 
 func newRig(t testing.TB, provider string, nodes int, lease time.Duration, change ...func(*server.Options)) *rig {
 	t.Helper()
-	return newRigOf(t, provider, nodes, lease, 32<<20, change...)
+	return newRigOf(t, provider, nodes, lease, 32<<20, nil, change...)
 }
 
-// newRigOf has memory nodes of that many bytes each.
+// newRigOf has memory nodes of that many bytes each, whose devices pass through wrap unless it is nil. The provider
+// "adapter" is sim, which takes registered memory alone; "verbs" has the adapters of the virtual machine, see
+// internal/verbstest.
 func newRigOf(t testing.TB, provider string, nodes int, lease time.Duration, capacity int64,
-	change ...func(*server.Options)) *rig {
+	wrap func(driver.Device) driver.Device, change ...func(*server.Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, provider: provider, capacity: capacity, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
+	var fabric *sim.Fabric
+	if provider == "adapter" {
+		provider, fabric = devstore.Sim, sim.New(sim.Options{SGEs: 3})
+	}
+	r := &rig{t: t, provider: provider, fabric: fabric, capacity: capacity, dirOpts: server.Options{ID: "d",
+		DataDir:  t.TempDir(),
 		GRPCAddr: net.JoinHostPort(loopback.Host(), "0"), RaftAddr: net.JoinHostPort(loopback.Host(), "0"),
 		Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
 	for _, f := range change {
@@ -249,8 +257,14 @@ func newRigOf(t testing.TB, provider string, nodes int, lease time.Duration, cap
 	t.Cleanup(func() { os.RemoveAll(sockets) })
 	for i := range nodes {
 		n := &rigNode{dev: r.open(), path: filepath.Join(sockets, strconv.Itoa(i))}
-		if provider == "tcp" {
+		if wrap != nil {
+			n.dev = rdma.NewDevice(provider, wrap(n.dev.Driver()))
+		}
+		switch provider {
+		case "tcp":
 			n.proxy = newProxy(t, "127.0.0.1:1")
+		case "verbs":
+			n.path = fmt.Sprintf("10.77.1.%d:0", i+1)
 		}
 		r.nodes = append(r.nodes, n)
 		r.startNode(i)
@@ -273,7 +287,12 @@ func (r *rig) open() *rdma.Device {
 		r.opened++
 		return rdma.NewDevice(devstore.Sim, r.fabric.Device(strconv.Itoa(r.opened)))
 	}
-	d, err := provider.Open(r.provider, provider.Options{})
+	var o provider.Options
+	if r.provider == "verbs" {
+		o.Verbs.Device = fmt.Sprintf("rxe%d", r.opened%4)
+		r.opened++
+	}
+	d, err := provider.Open(r.provider, o)
 	if err != nil {
 		r.t.Fatal(err)
 	}

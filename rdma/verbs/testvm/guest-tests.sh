@@ -6,6 +6,7 @@
 #
 #   provider    package rdma/verbs over the devices
 #   store       package internal/verbstest: kvd and kvctl over the devices
+#   client      TestApart of package client: what happens amid operations with long values
 #   nohardware  the part of it for a machine without devices
 set -o pipefail
 cd /share || exit 2
@@ -17,6 +18,7 @@ suite() {
 	case $1 in
 	provider) set -- provider 1 ./verbs.test ;;
 	store) set -- store 1 ./verbstest.test ;;
+	client) set -- client 1 ./client.test -test.run '^TestApart$' ;;
 	nohardware) set -- nohardware none ./verbstest.test -test.run TestNoHardware ;;
 	*)
 		echo "guest-tests.sh: no suite $1"
