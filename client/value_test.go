@@ -232,10 +232,10 @@ func TestValuesInOnePass(t *testing.T) {
 // TestShortenedValue: a record that has fewer bytes than Open was told, and the same version, is damaged. No part that
 // is not filled counts as read.
 func TestShortenedValue(t *testing.T) {
-	r := newRigOf(t, devstore.Sim, 1, 20*time.Second, 64<<20)
+	r := newRigOf(t, devstore.Sim, 1, 20*time.Second, 64<<20, nil)
 	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1, BytesPerNode: 32 << 20})
 	c := r.client(r.options())
-	a := &apart{t: t, key: []byte("k"), n: 20_000, other: c, x: r.raw()}
+	a := &apart{apartRig: &apartRig{T: t, other: c, x: r.raw()}, key: []byte("k"), n: 20_000}
 	a.put(a.key, 'a', a.n)
 	v, err := c.Open(t.Context(), a.key)
 	if err != nil {
