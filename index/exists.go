@@ -6,7 +6,7 @@ import "github.com/kvd-project/kvd/internal/layout"
 // known, and what it held of a record that does not expire, it READs the slot alone. Elsewhere it READs the start of
 // records, header and key. The CRC covers the value, so a start proves less than a record:
 //
-//   - A start with the whole key, in good form, tells that the key is there.
+//   - A start with the whole key, in good form, tells that the key is there, unless its version is far ahead.
 //   - Nothing else rests on starts. Intents, records that seem to have expired, and starts of which none is the key's,
 //     are READ whole, and judged as a Get judges them.
 
@@ -24,5 +24,5 @@ func (o *Op) readLenOf(w layout.Word) int {
 
 // gotHead judges head, the start of the record that w names, but for its slot: the key is there.
 func (o *Op) gotHead(head []byte, w layout.Word, r *layout.Record) bool {
-	return seenHead(head, w, o.Key, r) && !o.isExpired(&r.RecordHeader)
+	return seenHead(head, w, o.Key, r) && r.Version < o.lastVersion() && !o.isExpired(&r.RecordHeader)
 }

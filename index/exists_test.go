@@ -137,6 +137,9 @@ func TestExistsDamaged(t *testing.T) {
 					if err != nil && !errors.As(err, &corrupt) {
 						t.Errorf("%s: %v", name, err)
 					}
+					if h := c.hints["k"]; h.Version > 1<<40 {
+						t.Errorf("%s: version %#x is remembered", name, h.Version)
+					}
 					if lost == 0 && r > 1 && err != nil {
 						t.Errorf("%s: %v: another copy is whole", name, err)
 					}

@@ -154,8 +154,7 @@ func (o *Op) ruinOf(w layout.Word, err error) ruin {
 	}
 	x := ruin{word: w, err: fmt.Errorf("pg %d: record at %#x: no whole copy on %d replicas: %w", o.Route.PG.ID, w.Off(),
 		o.Route.PG.Replicas, err)}
-	// A version that is far ahead would take the clock of versions with it.
-	most := layout.VersionAt((o.env.NowMillis() + 600_000) * 1e6)
+	most := o.lastVersion()
 	for k := range o.Route.PG.Replicas {
 		b := o.mending.bufs[k]
 		x.mine = x.mine || layout.HasKey(b, o.Key)
@@ -167,6 +166,10 @@ func (o *Op) ruinOf(w layout.Word, err error) ruin {
 	}
 	return x
 }
+
+// lastVersion bounds versions of records whose CRC was not looked at, or is wrong. A version far ahead would take the
+// clock of versions with it.
+func (o *Op) lastVersion() uint64 { return layout.VersionAt((o.env.NowMillis() + 600_000) * 1e6) }
 
 // ruinUnder is what is known of the record under w, nil if that is not known to be ruined.
 func (o *Op) ruinUnder(w layout.Word) *ruin {

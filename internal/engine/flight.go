@@ -178,7 +178,7 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 		return false
 	}
 	h := x.hint
-	if len(x.rec) > 0 {
+	if op.Kind != index.Exists { // which has looked at no CRC
 		h.Version, h.Flags = r.Version, index.HintFlagsOf(r.Flags, r.Expiry)
 	}
 	l.cache.put(op.Check, h, uint32(t.epoch))

@@ -972,6 +972,8 @@ var byTest = []tested{
 		"over := p.Over(quota)", "over := p.Over(2 * quota)"}}},
 	{"pins-nobody-minds", "internal/evict", "TestPinEnds", []edit{{"internal/evict/pins.go",
 		"return c.Known && c.Word.AheadTicks(nowMillis) > 0", "return false && c.Word.AheadTicks(nowMillis) > 0"}}},
+	{"version-of-a-damaged-start", "index", "TestExistsDamaged",
+		[]edit{{"index/exists.go", " && r.Version < o.lastVersion()", ""}}},
 	{"exists-reads-an-access-word", "index", "TestCacheCosts",
 		[]edit{{"index/get.go", "return o.Kind != Exists && o.Route.PG.Notes()", "return o.Route.PG.Notes()"}}},
 	{"near-kept-of-multicas-dropped", "client/near", "TestBatchDrops",
