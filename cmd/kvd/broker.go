@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -323,6 +324,24 @@ func (b *runningBroker) close() error {
 	return errors.Join(errs...)
 }
 
+// ownFolder makes a folder that nobody else may write to, or says why there is none: whoever may could put a socket of
+// his in the place of ours.
+func ownFolder(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	st, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	owner := st.Sys().(*syscall.Stat_t).Uid
+	if !st.IsDir() || owner != uint32(os.Geteuid()) || st.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s: %v of user %d: want a folder that user %d alone may write to", dir, st.Mode(), owner,
+			os.Geteuid())
+	}
+	return nil
+}
+
 // devBroker is where the broker of kvd dev listens; nil: nowhere. If nobody asked for a place it is the usual one, and
 // one of this process's own if that is taken.
 func (a *app) devBroker(ctx context.Context, c *config.Dev, log *slog.Logger) (lis *net.UnixListener, err error) {
@@ -343,6 +362,10 @@ func (a *app) devBroker(ctx context.Context, c *config.Dev, log *slog.Logger) (l
 			run = os.TempDir()
 		}
 		path = filepath.Join(run, fmt.Sprintf("kvd-%d", os.Geteuid()), "broker.sock")
+	}
+	if err := ownFolder(filepath.Dir(path)); err != nil {
+		log.Warn("there is no broker for programs in C and Python", "setting", "broker", "err", err)
+		return nil, nil
 	}
 	lis, err = listenBroker(ctx, path, false)
 	if errors.Is(err, syscall.EADDRINUSE) {

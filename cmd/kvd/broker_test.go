@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -138,5 +139,26 @@ func TestBroker(t *testing.T) {
 	}
 	if code := open.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d: %s", code, open.stderr)
+	}
+}
+
+// The folder of kvd dev's socket is one that others cannot write to.
+func TestOwnFolder(t *testing.T) {
+	dir := t.TempDir()
+	own, open, file, link := filepath.Join(dir, "own"), filepath.Join(dir, "open"), filepath.Join(dir, "file"),
+		filepath.Join(dir, "link")
+	for range 2 { // it is made, and it is there
+		if err := ownFolder(own); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(open, 0o777), os.Chmod(open, 0o777), os.WriteFile(file, nil, 0o600),
+		os.Symlink(own, link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{open, file, link, filepath.Join(dir, "none", "none")} {
+		if err := ownFolder(bad); err == nil {
+			t.Errorf("%s will do", bad)
+		}
 	}
 }
