@@ -57,7 +57,6 @@ type hostile struct {
 	*program
 	s         *script
 	submitted int
-	depth     uint32
 }
 
 // act is a step of it. It reports false when it leaves.
