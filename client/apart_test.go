@@ -190,8 +190,14 @@ func eachApart(t *testing.T, f func(t *testing.T, provider string)) {
 	if os.Getenv("KVD_VERBS") == "1" {
 		on = []string{"verbs"}
 	}
+	if testing.Short() {
+		on = []string{"adapter", "sim"}
+	}
 	for _, p := range on {
-		t.Run(p, func(t *testing.T) { f(t, p) })
+		t.Run(p, func(t *testing.T) {
+			t.Parallel() // they wait much
+			f(t, p)
+		})
 	}
 }
 
@@ -202,7 +208,7 @@ func eachApart(t *testing.T, f func(t *testing.T, provider string)) {
 func TestApart(t *testing.T) {
 	eachApart(t, func(t *testing.T, p string) {
 		y := newApartRig(t, p)
-		few := p == "verbs" // its machine is emulated
+		few := p == "verbs" || testing.Short() // the machine for verbs is emulated
 		for _, n := range []int{5 << 20, 300_000, 9000} {
 			for _, d := range disturbances {
 				if d.name == "session lost" && n > 9000 {
