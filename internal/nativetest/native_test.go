@@ -52,7 +52,7 @@ func start(t *testing.T) *store {
 	if bin == "" {
 		t.Skipf("%s is not set; run make test-native", envBin)
 	}
-	s := &store{bin: bin, namespace: "cache"}
+	s := &store{bin: bin, namespace: "default"} // whose keys nobody evicts
 	s.directory = ready(t, exec.Command(filepath.Join(bin, "kvd"), "dev", "--listen", "127.0.0.1:0", "--http", "off",
 		"--redis", "off", "--memcached", "off", "--broker", "off", "--memory",
 		"1GiB"))["directory"]

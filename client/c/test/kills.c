@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@ static pid_t start(char **argv, const char *path) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also if a check fails */
         if (freopen("/dev/null", "w", stdout) == NULL)
             _exit(126);
         execvp(argv[0], argv);
@@ -139,6 +141,8 @@ int kills(const char *path, const char *namespace_name, int rounds, char **argv)
     atomic_store(&over, 1);
     pthread_join(id, NULL);
     GOOD(kvd_incr(c, "kills:sum", 9, 0, &sum, NULL, &e));
+    if (sum < yes || sum > yes + unknown)
+        fprintf(stderr, "additions: %lld yes, %lld unknown, sum %lld\n", (long long)yes, (long long)unknown, (long long)sum);
     CHECK(sum >= yes && sum <= yes + unknown);
     CHECK(kvd_generation(c) >= (uint64_t)rounds);
     printf("ok kills: %d rounds; puts: %d yes, %d no, %d unknown; additions: %lld yes, %lld unknown, sum %lld; the last verdict at most %lld ms after the kill began\n",
