@@ -151,10 +151,10 @@ func (f after) Read([]byte) (int, error) {
 // Several values at once take a window each of this process's memory, wait for each other beyond what they may have in
 // the store, and leave nothing behind.
 func TestPutFromTogether(t *testing.T) {
-	st, c := open(t, "shm", devstore.Options{CapacityBytes: 3 << 30}, client.Options{OpTimeout: time.Minute})
 	if testing.Short() {
 		t.Skip("moves gigabytes: make test does, without -short")
 	}
+	st, c := open(t, "shm", devstore.Options{CapacityBytes: 3 << 30}, client.Options{OpTimeout: time.Minute})
 	allow(t, st, c, client.MaxValueLen)
 	const n, size = 4, 200 << 20
 	var before, most runtime.MemStats
