@@ -673,39 +673,40 @@ class Places:
     def __init__(self, capacities: List[int]) -> None:
         small = sum(c <= _lib.SMALL for c in capacities)
         self._block: Any = (ctypes.c_char * (small * _lib.SMALL))()
-        self._capacities = capacities
         self._made: List[Optional[bytes]] = [None if c <= _lib.SMALL else new_bytes(c) for c in capacities]
+
+    def __iter__(self) -> Iterator[Tuple[int, int]]:
+        """Gives address and capacity of each place."""
+        small = ctypes.addressof(self._block)
+        for made in self._made:
+            if made is None:
+                yield small, _lib.SMALL
+                small += _lib.SMALL
+            else:
+                yield Pinned(made, False).address, len(made)
 
     def adder(self, keys: List[bytes]) -> Callable[[Batch], None]:
         """Gives what adds a GET for each key to a batch."""
 
         def add(b: Batch) -> None:
             b.hold(self)
-            small = ctypes.addressof(self._block)
-            for k, capacity, made in zip(keys, self._capacities, self._made):
-                if made is None:
-                    b.get_into(k, small, _lib.SMALL)
-                    small += _lib.SMALL
-                else:
-                    b.get_into(k, Pinned(made, False).address, capacity)
+            b.get_all(keys, self)
 
         return add
 
-    def collect(
-        self, want: List[int], got: List[Result], results: List[Result]
-    ) -> Tuple[List[int], List[int]]:
+    def collect(self, want: List[int], got: List[Result], results: List[Result]) -> Tuple[List[int], List[int]]:
         """Fills in results, and gives which ones are longer than their place, with their lengths."""
-        again, capacities, at = [], [], 0
+        again, capacities, at, block = [], [], 0, self._block
         for i, r, made in zip(want, got, self._made):
             results[i] = r
-            start = at
-            if made is None:
-                at += _lib.SMALL
             if r:
-                r.value = self._block[start : start + r.length] if made is None else made[: r.length]
+                n = r.length
+                r.value = block[at : at + n] if made is None else made if n == len(made) else made[:n]
             elif r.code is _errors.Code.SHORT_BUFFER:
                 again.append(i)
                 capacities.append(r.length)
+            if made is None:
+                at += _lib.SMALL
         return again, capacities
 
 
@@ -717,8 +718,7 @@ def into_adder(keys: List[bytes], into: Sequence[Buffer]) -> Callable[[Batch], N
 
     def add(b: Batch) -> None:
         b.hold(*pins)
-        for k, p in zip(keys, pins):
-            b.get_into(k, p.address, p.length)
+        b.get_all(keys, [(p.address, p.length) for p in pins])
 
     return add
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from . import _buffers, _errors, _lib
 
@@ -29,6 +29,7 @@ class Call:
         "number",
         "number_ref",
         "result",
+        "result_at",
         "bytes",
         "address",
         "__weakref__",
@@ -46,6 +47,7 @@ class Call:
         self.number_ref = ctypes.byref(self.number)
         self.result = ctypes.create_string_buffer(_lib.RESULT.size)
         _lib.RESULT.pack_into(self.result, 0, _lib.RESULT.size, 0, 0, 0, 0, 0, 0, 0)
+        self.result_at = ctypes.addressof(self.result)
         self.bytes = (ctypes.c_char * _lib.SMALL)()
         self.address = ctypes.addressof(self.bytes)
 
@@ -191,18 +193,39 @@ class Result:
     `version`, `flags` and `expires` (seconds since 1970, or None for never) are the record's.
     """
 
-    __slots__ = ("outcome", "code", "value", "length", "version", "flags", "expires", "text")
+    __slots__ = ("_raw", "value", "text")
 
-    def __init__(self, raw: Tuple[int, ...]) -> None:
-        _, outcome, code, self.flags, self.length, self.version, expires, _ = raw
-        self.outcome = _errors.OUTCOMES[outcome]
-        self.code = _errors.CODES[code]
-        self.expires: Optional[float] = expires / 1000 if expires else None
-        self.value: Optional[bytes] = None
-        self.text = ""
+    def __init__(self, raw: Tuple[int, ...], value: Optional[bytes] = None, text: str = "") -> None:
+        self._raw = raw
+        self.value = value
+        self.text = text
+
+    @property
+    def outcome(self) -> _errors.Outcome:
+        return _errors.OUTCOMES[self._raw[1]]
+
+    @property
+    def code(self) -> _errors.Code:
+        return _errors.CODES[self._raw[2]]
+
+    @property
+    def flags(self) -> int:
+        return self._raw[3]
+
+    @property
+    def length(self) -> int:
+        return self._raw[4]
+
+    @property
+    def version(self) -> int:
+        return self._raw[5]
+
+    @property
+    def expires(self) -> Optional[float]:
+        return self._raw[6] / 1000 if self._raw[6] else None
 
     def __bool__(self) -> bool:
-        return self.code is _errors.Code.OK
+        return self._raw[2] == 0
 
     def __repr__(self) -> str:
         return f"<kvd.Result {self.code.name} {self.outcome.name} length={self.length} version={self.version}>"
@@ -222,8 +245,8 @@ class Result:
         return self
 
 
-# Verdicts whose text tells nothing more, so nobody asks for it.
-_SILENT = (_errors.Code.OK, _errors.Code.NOT_FOUND, _errors.Code.SHORT_BUFFER)
+# Codes whose text tells nothing more, so nobody asks for it: OK, NOT_FOUND, SHORT_BUFFER.
+_SILENT = (0, 1, 4)
 
 
 class Batch:
@@ -253,10 +276,11 @@ class Batch:
         """Keeps what entries point to. It comes before the first of these, as an interrupt may come at any time."""
         self._holds.extend(things)
 
-    def get_into(self, key: bytes, address: int, capacity: int) -> None:
-        """Adds a GET into memory that is held."""
-        call = self._own()
-        self._added(_lib.kvd_batch_add_get_into(self.handle, key, len(key), address, capacity, call.error_ref))
+    def get_all(self, keys: Iterable[bytes], places: Iterable[Tuple[int, int]]) -> None:
+        """Adds a GET for each key into an address with a capacity, of memory that is held."""
+        error, handle, add = self._own().error_ref, self.handle.value, _lib.kvd_batch_add_get_into
+        for key, (address, capacity) in zip(keys, places):
+            self._added(add(handle, key, len(key), address, capacity, error))
 
     def get_range(self, key: bytes, offset: int, address: int, capacity: int) -> None:
         """Adds a GET of a part of a value into memory that is held."""
@@ -296,7 +320,7 @@ class Batch:
         self._added(_lib.kvd_batch_add_touch(self.handle, key, len(key), ttl_ms, call.error_ref))
 
     def incr(self, key: bytes, delta: int) -> None:
-        """Adds an INCR, whose new number is the last of `raw`."""
+        """Adds an INCR, whose new number is the last of `raws`."""
         call = self._own()
         self._added(_lib.kvd_batch_add_incr(self.handle, key, len(key), delta, call.error_ref))
 
@@ -326,24 +350,28 @@ class Batch:
             if code != _errors.Code.TIMEOUT:
                 raise _errors.from_struct(call.error)
 
-    def raw(self, index: int) -> Tuple[int, ...]:
-        """Gives the fields of kvd_result of an entry."""
-        call = self._own()
-        if _lib.kvd_batch_result(self.handle, index, call.result, call.error_ref) != 0:
-            raise _errors.from_struct(call.error)
-        return _lib.RESULT.unpack_from(call.result)
+    def raws(self) -> List[Tuple[int, ...]]:
+        """Gives the fields of kvd_result of each entry."""
+        call, handle, out = self._own(), self.handle.value, []
+        get, unpack, result, at, error = (
+            _lib.kvd_batch_result, _lib.RESULT.unpack_from, call.result, call.result_at, call.error_ref
+        )  # fmt: skip
+        for i in range(self.n):
+            if get(handle, i, at, error) != 0:
+                raise _errors.from_struct(call.error)
+            out.append(unpack(result))
+        return out
 
     def results(self) -> List[Result]:
         """Gives the verdicts, in the order of the entries."""
-        out = []
-        for i in range(self.n):
-            result = Result(self.raw(i))
-            if result.code not in _SILENT:
-                call = self._own()
-                _lib.kvd_batch_error(self.handle, i, call.error_ref)
-                result.text = call.error.text.decode("utf-8", "replace")
-            out.append(result)
-        return out
+        return [Result(raw, None, "" if raw[2] in _SILENT else self.text(i)) for i, raw in enumerate(self.raws())]
+
+    def text(self, index: int) -> str:
+        """Gives the text of an entry that failed."""
+        call = self._own()
+        _lib.kvd_batch_error(self.handle, index, call.error_ref)
+        text: bytes = call.error.text
+        return text.decode("utf-8", "replace")
 
     def cancel(self) -> None:
         """Asks to end entries that have no verdict; each still gets one."""

@@ -253,7 +253,7 @@ class Client:
 
         def take(b: Batch) -> int:
             b.results()[0].check()
-            return b.raw(0)[-1]
+            return b.raws()[0][-1]
 
         return await self._batch(lambda b: b.incr(k, delta), 1, take)
 
