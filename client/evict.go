@@ -70,7 +70,9 @@ type pressure struct {
 	slack  float64
 	raised time.Time // slack
 	given  []given   // lately
-	recall recalling
+	// stocked is what was evicted for the session's stock, units, less twice what its operations took since.
+	stocked int64
+	recall  recalling
 	// insists: the last clearing left pinned records where they are, so the next one does not.
 	insists bool
 }
@@ -83,21 +85,38 @@ type given struct {
 
 // recalling is what the evictor makes of a recall, which takes away what was at hand and gives it back when it is over.
 type recalling struct {
-	under, missed bool      // a recall is under way; an operation has missed memory since it began
-	seen          time.Time // when it was under way last
+	count  uint64    // engine.Core.Recalls when last looked at
+	missed bool      // an operation has missed memory since the evictor saw the last one begin
+	seen   time.Time // when one was under way last
 }
 
 // spares reports whether nothing is to be evicted for the stock: a recall is under way, or what it frees cannot be
-// granted yet, and nobody has missed memory since it began.
-func (r *recalling) spares(now time.Time, under, starving bool) bool {
-	if under && !r.under {
-		r.missed = false
-	}
-	if r.under = under; under {
+// granted yet, and nobody has missed memory since it began. Recalls may come and go between two looks; missing says
+// whether an operation has missed memory since the last look. At the first one after a recall has begun it may have
+// done so before.
+func (r *recalling) spares(now time.Time, recalls uint64, under, missing bool) bool {
+	if recalls != r.count {
+		r.count, r.missed, missing = recalls, false, false
 		r.seen = now
 	}
-	r.missed = r.missed || starving
-	return !r.missed && now.Sub(r.seen) < evictAfter
+	if under {
+		r.seen = now
+	}
+	r.missed = r.missed || missing
+	return !r.missed && !r.seen.IsZero() && now.Sub(r.seen) < evictAfter
+}
+
+// took notes what operations took.
+func (p *pressure) took(units uint64) { p.stocked -= min(p.stocked, stockedPerTaken*int64(units)) }
+
+// stockable is how much more may be evicted for the session's stock, whose target is given. Renewals hand back what
+// operations have not used, and a session that evicts that anew is never done; missing: some operation has found no
+// memory.
+func (p *pressure) stockable(target int64, missing bool) int64 {
+	if missing {
+		p.stocked = 0
+	}
+	return max(target-p.stocked, 0)
 }
 
 // owed is how much of what others ask for is not on its way yet: that which was evicted for
@@ -152,6 +171,8 @@ const (
 	// foreignShare of the memory held, one in so many, may be free places of one length that
 	// others were granted, before no more of these are evicted.
 	foreignShare = 2048
+	// stockedPerTaken: some of what is evicted for the stock has lengths that operations do not want.
+	stockedPerTaken = 2
 	// evictAfter is longer than until what a recall frees can be granted.
 	evictAfter = 5 * time.Second
 )
@@ -348,10 +369,10 @@ func (e *evictor) quota() float64 { return float64(e.s.pinned.Load()) / 100 }
 
 // makeRoom frees a slot in groups that have none.
 func (e *evictor) makeRoom() bool {
+	var rooms map[room]bool
 	e.mu.Lock()
-	rooms := e.mu.rooms
-	if len(rooms) > 0 {
-		e.mu.rooms = map[room]bool{}
+	if len(e.mu.rooms) > 0 {
+		rooms, e.mu.rooms = e.mu.rooms, map[room]bool{}
 	}
 	e.mu.Unlock()
 	if len(rooms) == 0 {
@@ -399,6 +420,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	if f != nil {
 		if dt := now.Sub(p.looked); dt > 20*time.Millisecond {
 			taken := f.Taken()
+			p.took(taken - p.taken)
 			p.rate += min(1, dt.Seconds()/0.2) * (float64(taken-p.taken)/dt.Seconds() - p.rate)
 			p.taken, p.looked = taken, now
 			p.slack -= p.slack * min(1, dt.Seconds()/slackFades.Seconds())
@@ -427,15 +449,15 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	demand := evict.Demand{Held: held, Share: e.s.core.Share(pg.ID), Rate: p.rate, LimboSeconds: limbo.Seconds(),
 		Slack: p.slack, Need: need, Starving: need > 0 || len(p.wants) > 0}
 	target := demand.Supply()
-	if p.recall.spares(now, len(pg.Recalled) > 0, demand.Starving) {
-		target = 0
-	}
-	lack := int64(0)
+	lack, under := int64(0), len(pg.Recalled) > 0
 	if p.short {
-		lack = max(target-supply, 0)
+		lack = min(max(target-supply, 0), p.stockable(target, need > 0))
 	}
-	if lack > 0 && !refused {
-		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
+	if lack > 0 && !refused && !under {
+		e.s.WantMemory(pg.ID, need) // perhaps there is some by now
+	}
+	if p.recall.spares(now, e.s.core.Recalls(pg.ID), under, need > 0) {
+		target, lack = 0, 0
 	}
 	// Memory for others comes on top: this session's own, which is free in one piece again.
 	// Less what lies about: more than the session will use in the next few seconds.
@@ -477,6 +499,8 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		if lack -= int64(units); stock == 0 {
 			owed -= int64(units)
 			p.given = append(p.given, given{now, units})
+		} else {
+			p.stocked += int64(units)
 		}
 	}
 	e.s.core.SetNoteInterval(e.policy.NoteIntervalMillis())

@@ -10,25 +10,58 @@ func TestRecallSpares(t *testing.T) {
 	var r recalling
 	now := time.Now()
 	for i, step := range []struct {
-		later           time.Duration
-		under, starving bool
-		want            bool
+		later          time.Duration
+		recalls        uint64
+		under, missing bool
+		want           bool
 	}{
-		{0, false, false, false},
-		{time.Second, true, false, true},
-		{time.Minute, true, false, true},
-		{evictAfter - time.Second, false, false, true},
-		{2 * time.Second, false, false, false},
-		{time.Second, true, true, false},
-		{time.Second, true, false, false}, // writers go on
-		{time.Second, false, false, false},
-		{time.Second, true, false, true}, // another recall
-		{time.Second, false, true, false},
-		{time.Second, false, false, false},
+		{0, 0, false, false, false},
+		{time.Second, 1, true, false, true},
+		{time.Minute, 1, true, false, true},
+		{evictAfter - time.Second, 1, false, false, true},
+		{2 * time.Second, 1, false, false, false},
+		{time.Second, 2, true, true, true}, // before it began, perhaps
+		{time.Second, 2, true, true, false},
+		{time.Second, 2, true, false, false}, // writers go on
+		{time.Second, 2, false, false, false},
+		{time.Second, 3, true, false, true}, // another recall
+		{time.Second, 3, false, true, false},
+		{time.Second, 3, false, false, false},
+		{time.Second, 5, false, false, true}, // two that have come and gone
+		{evictAfter - time.Second, 5, false, false, true},
+		{time.Second, 5, false, false, false},
 	} {
 		now = now.Add(step.later)
-		if got := r.spares(now, step.under, step.starving); got != step.want {
+		if got := r.spares(now, step.recalls, step.under, step.missing); got != step.want {
 			t.Errorf("step %d: %v, want %v", i, got, step.want)
 		}
+	}
+}
+
+// Of what is evicted for the stock and handed back unused no more than the target is evicted again and again, until
+// operations take memory or miss it.
+func TestStockable(t *testing.T) {
+	const target = 1000
+	p := new(pressure)
+	sum := int64(0)
+	for range 100 { // the supply is 0 each time
+		n := p.stockable(target, false)
+		sum += n
+		p.stocked += n
+	}
+	if sum != target {
+		t.Errorf("%d units are evicted for a target of %d", sum, target)
+	}
+	p.took(100)
+	if n := p.stockable(target, false); n != 100*stockedPerTaken {
+		t.Errorf("%d units after operations took 100", n)
+	}
+	p.took(10 * target)
+	if n := p.stockable(target, false); n != target {
+		t.Errorf("%d units after operations took much", n)
+	}
+	p.stocked += target
+	if n := p.stockable(target, true); n != target {
+		t.Errorf("%d units when operations miss memory", n)
 	}
 }

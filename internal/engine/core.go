@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -144,6 +145,7 @@ type Core struct {
 		comingAt  map[uint32]int64  // when it last said that some is
 		vain      map[uint32]int64  // written by who waited in vain
 		quota     map[uint32]string // of which there is no more, by placement group in exhausted
+		recalls   map[uint32]uint64 // see Recalls; by placement group
 		noGrowth  map[uint32]uint64 // as exhausted, by shard
 		growthWhy map[uint32]string // by shard in noGrowth
 		// newest is the directory's map, by its reply to renewal newestSeq.
@@ -207,7 +209,7 @@ func NewCore(o Options) (*Core, error) {
 	c.millis.Store(o.Millis())
 	c.SetNoteInterval(10_000) // until memory is short
 	c.mu.heaps = make(map[uint32]*pgHeap)
-	c.mu.exhausted = make(map[uint32]uint64)
+	c.mu.exhausted, c.mu.recalls = make(map[uint32]uint64), make(map[uint32]uint64)
 	c.mu.full, c.mu.vain = make(map[uint32]uint64), make(map[uint32]int64)
 	c.mu.fullAt, c.mu.comingAt = make(map[uint32]int64), make(map[uint32]int64)
 	c.mu.supply = make(map[uint32]Supply)
@@ -312,7 +314,38 @@ func (c *Core) InstallView(v *View) {
 	c.holds.Lock()
 	defer c.holds.Unlock()
 	c.endHoldsLocked(func(h *Hold) bool { return !h.stands(v) })
+	c.noteRecalls(old, v)
 	c.in.Store(now)
+}
+
+// noteRecalls counts recalls. When one is over, what the directory said of memory before it no longer holds.
+func (c *Core) noteRecalls(old, v *View) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, p := range v.PGs {
+		var before []uint32
+		if old != nil && old.PGs[id] != nil {
+			before = old.PGs[id].Recalled
+		}
+		for _, x := range p.Recalled {
+			if !slices.Contains(before, x) {
+				c.mu.recalls[id]++
+			}
+		}
+		for _, x := range before {
+			if !slices.Contains(p.Recalled, x) {
+				delete(c.mu.exhausted, id)
+			}
+		}
+	}
+}
+
+// Recalls is how many extents of pg were recalled by the maps that the session has seen. A recall that has come and
+// gone has changed it.
+func (c *Core) Recalls(pg uint32) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.recalls[pg]
 }
 
 // installed is the map in force, and the hints of its lanes. Those that still go by an older map, of memory that has

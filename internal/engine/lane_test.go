@@ -206,7 +206,11 @@ func TestRecalledExtent(t *testing.T) {
 	if r.l.LimboUnits() == 0 || r.l.CachedUnits() == 0 {
 		t.Fatalf("%d units in limbo, %d in stock", r.l.LimboUnits(), r.l.CachedUnits())
 	}
+	r.core.SetExhausted(1, "")
 	r.install(func(p *dirpb.PlacementGroup) { p.Recalled = []uint32{0} })
+	if r.core.Recalls(1) != 1 || r.core.Recalls(2) != 0 || !r.core.Exhausted(1) {
+		t.Fatalf("%d and %d recalls, exhausted %v", r.core.Recalls(1), r.core.Recalls(2), r.core.Exhausted(1))
+	}
 	none := func(when string) {
 		t.Helper()
 		free := r.core.HeapOf(&r.core.View().PGs[1].PG).Stats().Free
@@ -226,6 +230,10 @@ func TestRecalledExtent(t *testing.T) {
 		t.Fatalf("waits for %v", x.Waiting())
 	}
 	r.install(nil) // the recall is over
+	if r.core.Recalls(1) != 1 || r.core.Exhausted(1) {
+		t.Fatalf("%d recalls; exhausted, as was said before what the recall freed: %v", r.core.Recalls(1),
+			r.core.Exhausted(1))
+	}
 	r.grant(rigLo+4000, 100)
 	r.l.Deliver(func(*engine.Lane) {})
 	r.settleLane()
