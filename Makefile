@@ -128,9 +128,9 @@ python-tools:
 test-python: python-tools build libkvd-for-python ## the client for Python: its types, every call, faults, asyncio, tensors, the wheel (Debian; as root it installs numpy, venv and mypy; tensors want python3-torch)
 	cd client/python && mypy
 	KVD='$(CURDIR)/$(OUT)/kvd' KVD_LIBRARY='$(CURDIR)/$(LIBKVD)/libkvd.so' \
-		$(PYTHON) -X dev -m unittest discover -s client/python/tests
+		timeout --signal=ABRT 15m $(PYTHON) -X dev -m unittest discover -s client/python/tests
 	KVD='$(CURDIR)/$(OUT)/kvd' KVD_LIBRARY='$(CURDIR)/$(LIBKVD)/libkvd.so' PYTHONPATH=client/python \
-		$(PYTHON) -X dev -m unittest discover -b -s client/python/tests/adapters
+		timeout --signal=ABRT 15m $(PYTHON) -X dev -m unittest discover -b -s client/python/tests/adapters
 
 .PHONY: demo
 demo: build ## a file tree in and out: one process, several, and a directory node killed midway

@@ -4,6 +4,7 @@ import _thread
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -219,6 +220,8 @@ class InFlight(Base):
             self.held()
             _thread.interrupt_main()
 
+        # A shell has what it starts in the background ignore the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         thread = threading.Thread(target=interrupt)
         thread.start()
         try:
@@ -226,6 +229,7 @@ class InFlight(Base):
                 function()
         finally:
             thread.join()
+            signal.signal(signal.SIGINT, before)
 
     def test_interrupt(self):
         memory = Memory(100)
