@@ -214,6 +214,9 @@ func TestApart(t *testing.T) {
 				if d.name == "session lost" && n > 9000 {
 					continue // until its lease is over the session keeps memory
 				}
+				if testing.Short() && n > 9000 && p != "sim" {
+					continue
+				}
 				for at := range hooks {
 					if few && (n == 300_000 || n > 9000 && at != beforeVerdict) {
 						continue

@@ -50,13 +50,17 @@ func found(t *testing.T, c *client.Client, prefix string, n int) (there int) {
 func TestPin(t *testing.T) {
 	_, c := pinRig(t, 30)
 	const pinned = 400
+	rounds := 6
+	if testing.Short() {
+		rounds = 2
+	}
 	fillCache(t, c, "pin", pinned)
 	for i := range pinned {
 		if err := c.Pin(t.Context(), fmt.Appendf(nil, "pin%d", i), time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for round := range 6 {
+	for round := range rounds {
 		fillCache(t, c, fmt.Sprint("other", round, "-"), 4000)
 		for i := range pinned / 2 {
 			if _, err := c.Get(t.Context(), fmt.Appendf(nil, "pin%d", i)); err != nil {
@@ -87,7 +91,11 @@ func TestPin(t *testing.T) {
 // A cache in which everything is pinned takes writes, of short values and of one that needs a stretch of memory.
 func TestPinEverything(t *testing.T) {
 	_, c := pinRig(t, 30)
-	for round := range 3 {
+	rounds := 3
+	if testing.Short() {
+		rounds = 1
+	}
+	for round := range rounds {
 		for i := range 4000 {
 			k := fmt.Appendf(nil, "key%d-%d", round, i)
 			mustPut(t, c, k, string(make([]byte, 400)))

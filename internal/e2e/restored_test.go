@@ -169,11 +169,11 @@ func TestFoldersPutBack(t *testing.T) {
 	fillKeys(t, c, keys/2, keys, 2)
 	u.must(nil, "namespace", "create", "later", "--replicas", "1")
 	fillKeys(t, u.open("later"), 0, 100, 3)
+	// Somebody reads all the time.
+	reader := u.readsOn(c)
 	u.stopDirs(syscall.SIGTERM, 0, 1, 2)
 	u.putBack(backup)
 
-	// Somebody reads all the time.
-	reader := u.readsOn(c)
 	for n := range u.dirs {
 		u.startDir(n, false, false)
 	}
