@@ -169,6 +169,7 @@ func TestDefaultDeleted(t *testing.T) {
 
 // The number of copies changes under load and no operation fails.
 func TestReplicasUnderLoad(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, p string) {
 		// As much as there is with one copy and half of the memory: each memory node has room for
 		// one region more.

@@ -42,6 +42,7 @@ func booksAdd(t *testing.T, c *client.Client) {
 // A namespace says how long its values may be. Longer ones are refused by an error that says so, whichever operation
 // makes them; what is there already stays readable. The memory of one that goes is free afterwards.
 func TestMaxValue(t *testing.T) {
+	t.Parallel()
 	for _, p := range []struct {
 		provider string
 		bytes    int

@@ -48,6 +48,7 @@ func found(t *testing.T, c *client.Client, prefix string, n int) (there int) {
 // Pinned keys stay while a cache takes many times what it holds, also those that are used and put meanwhile. Once they
 // are unpinned they go like others.
 func TestPin(t *testing.T) {
+	t.Parallel()
 	_, c := pinRig(t, 30)
 	const pinned = 400
 	rounds := 6
@@ -90,6 +91,7 @@ func TestPin(t *testing.T) {
 
 // A cache in which everything is pinned takes writes, of short values and of one that needs a stretch of memory.
 func TestPinEverything(t *testing.T) {
+	t.Parallel()
 	_, c := pinRig(t, 30)
 	rounds := 3
 	if testing.Short() {
