@@ -31,11 +31,11 @@ func fillCache(t *testing.T, c *client.Client, prefix string, n int) {
 	}
 }
 
-// found is how many of n keys are there.
-func found(t *testing.T, c *client.Client, prefix string, n int) (there int) {
+// found is how many of n keys are there, from one on.
+func found(t *testing.T, c *client.Client, prefix string, from, n int) (there int) {
 	t.Helper()
 	for i := range n {
-		switch _, err := c.Exists(t.Context(), fmt.Appendf(nil, "%s%d", prefix, i)); {
+		switch _, err := c.Exists(t.Context(), fmt.Appendf(nil, "%s%d", prefix, from+i)); {
 		case err == nil:
 			there++
 		case !errors.Is(err, client.ErrNotFound):
@@ -71,8 +71,8 @@ func TestPin(t *testing.T) {
 		fillCache(t, c, "pin", pinned/4)
 	}
 	st := c.Stats()
-	if n := found(t, c, "pin", pinned); n != pinned || st.Pins != pinned || st.PinsPassed == 0 || st.PinsBroken != 0 ||
-		st.Evicted == 0 {
+	if n := found(t, c, "pin", 0, pinned); n != pinned || st.Pins != pinned || st.PinsPassed == 0 ||
+		st.PinsBroken != 0 || st.Evicted == 0 {
 		t.Errorf("%d of %d pinned keys are there; %d pins, %d passed over, %d broken, %d evicted", n, pinned, st.Pins,
 			st.PinsPassed, st.PinsBroken, st.Evicted)
 	}
@@ -81,9 +81,10 @@ func TestPin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for round := 0; found(t, c, "pin", pinned) > pinned/2; round++ {
+	// Those that nobody has used go. The others may be worth keeping.
+	for round := 0; found(t, c, "pin", pinned/2, pinned/2) > pinned/4; round++ {
 		if round == 20 {
-			t.Fatalf("%d keys that are not pinned any more are there", found(t, c, "pin", pinned))
+			t.Fatalf("%d keys that are not pinned any more are there", found(t, c, "pin", pinned/2, pinned/2))
 		}
 		fillCache(t, c, fmt.Sprint("more", round, "-"), 4000)
 	}
