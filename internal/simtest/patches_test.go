@@ -969,7 +969,7 @@ var byTest = []tested{
 	{"recall-between-looks-missed", "client", "TestRecallSpares", []edit{{"client/evict.go",
 		"if recalls != r.count {", "if recalls != r.count && under {"}}},
 	{"exhausted-after-a-recall", "internal/engine", "TestRecalledExtent", []edit{{"internal/engine/core.go",
-		"if !slices.Contains(p.Recalled, x) {", "if len(p.Recalled) > 0 {"}}},
+		"if !slices.Contains(p.Recalled, x) {", "if slices.Contains(p.Recalled, x) {"}}},
 	{"note-ends-a-pin", "client", "TestPinKept", []edit{{"internal/engine/notes.go",
 		"		a = a.Later(old) // it is pinned\n", "_ = old\n"}}},
 	{"shorter-pin-counts", "client", "TestPinKept", []edit{{"internal/engine/notes.go",
