@@ -103,7 +103,7 @@ func (r *recalling) spares(now time.Time, recalls uint64, under, missing bool) b
 		r.seen = now
 	}
 	r.missed = r.missed || missing
-	return !r.missed && !r.seen.IsZero() && now.Sub(r.seen) < evictAfter
+	return !r.missed && now.Sub(r.seen) < evictAfter
 }
 
 // took notes what operations took.
@@ -217,8 +217,11 @@ func (s *sess) WantRoom(pg uint32, home, stash uint64) {
 	e.wake()
 }
 
-// starves says that no place of so many units could be had.
+// starves says that no place of so many units could be had. Nobody misses one of none: it was asked for ahead.
 func (e *evictor) starves(pg, units uint32) {
+	if units == 0 {
+		return
+	}
 	e.mu.Lock()
 	if e.mu.needs[pg] == nil {
 		e.mu.needs[pg] = map[uint32]bool{}

@@ -172,17 +172,16 @@ func TestPinKept(t *testing.T) {
 	mustPut(t, a, k, "v")
 	lasts := func(what string, min, max time.Duration) {
 		t.Helper()
-		// Notes are WRITEs that nobody waits for.
-		for end := time.Now().Add(15 * time.Second); ; time.Sleep(time.Millisecond) {
-			switch d, err := a.PinnedFor(t.Context(), k); {
-			case err != nil:
+		eventually(t, func() string { // notes are WRITEs that nobody waits for
+			d, err := a.PinnedFor(t.Context(), k)
+			if err != nil {
 				t.Fatal(err)
-			case d >= min && d <= max:
-				return
-			case time.Now().After(end):
-				t.Fatalf("%s: pinned for %v, want %v to %v", what, d, min, max)
 			}
-		}
+			if d < min || d > max {
+				return fmt.Sprintf("%s: pinned for %v, want %v to %v", what, d, min, max)
+			}
+			return ""
+		})
 	}
 	pin := func(c *client.Client, d time.Duration) {
 		t.Helper()

@@ -38,6 +38,18 @@ func TestRecallSpares(t *testing.T) {
 	}
 }
 
+// Memory that is asked for ahead is missed by nobody, also where the directory has said that there is none.
+func TestNobodyStarvesAhead(t *testing.T) {
+	e := &evictor{kick: make(chan struct{}, 1)}
+	e.mu.needs = map[uint32]map[uint32]bool{}
+	if e.starves(1, 0); len(e.mu.needs) != 0 || len(e.kick) != 0 {
+		t.Errorf("needs %v", e.mu.needs)
+	}
+	if e.starves(1, 5); !e.mu.needs[1][5] || len(e.kick) != 1 {
+		t.Errorf("needs %v", e.mu.needs)
+	}
+}
+
 // Of what is evicted for the stock and handed back unused no more than the target is evicted again and again, until
 // operations take memory or miss it.
 func TestStockable(t *testing.T) {

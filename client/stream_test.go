@@ -29,7 +29,7 @@ var streamLens = []int{0, 1, 5000, 8 << 10, 100_000, 2<<20 - 32, 2 << 20, 3900 <
 func TestStreams(t *testing.T) {
 	each(t, func(t *testing.T, p string) {
 		if testing.Short() && p != devstore.Sim {
-			t.Skip("megabytes of values by one provider are enough for -short")
+			t.Skip("-short moves the megabytes by one provider; make test does by all")
 		}
 		_, c := open(t, p, devstore.Options{CapacityBytes: 192 << 20}, client.Options{})
 		testStreams(t, c)

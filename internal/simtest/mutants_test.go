@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 var (
@@ -384,6 +386,9 @@ func tree(t *testing.T) string {
 func command(root, pkg, bin, mutant, test string, args ...string) *exec.Cmd {
 	c := exec.Command(bin, append([]string{"-test.run", "^(" + test + ")$"}, args...)...)
 	c.Dir, c.Env = filepath.Join(root, pkg), append(os.Environ(), mutantEnv+"="+mutant)
+	if mutant != "" {
+		c.Env = append(c.Env, testutil.LimitEnv+"=30s")
+	}
 	return c
 }
 

@@ -8,6 +8,7 @@ package testutil
 
 import (
 	"net"
+	"os"
 	"testing"
 	"time"
 )
@@ -15,12 +16,24 @@ import (
 // Limit bounds a wait for what has to come, however busy the machine is. A test that passes never waits for so long.
 const Limit = 3 * time.Minute
 
+// LimitEnv names a shorter limit, of processes that run a test which is to fail.
+const LimitEnv = "KVD_TEST_LIMIT"
+
+var limit = limitOf(os.Getenv(LimitEnv)) // written here alone
+
+func limitOf(env string) time.Duration {
+	if d, err := time.ParseDuration(env); err == nil && d > 0 {
+		return min(d, Limit)
+	}
+	return Limit
+}
+
 // Until waits until cond holds, and looks every 1 to 10 ms. It fails the test with what was waited for after [Limit].
 // It is called by the test's own goroutine, as [testing.T.FailNow] is.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	if !poll(cond) {
-		t.Fatalf("not within %v: %s", Limit, what)
+		t.Fatalf("not within %v: %s", limit, what)
 	}
 }
 
@@ -30,14 +43,14 @@ func UntilNone[T comparable](t testing.TB, what string, left func() T) {
 	t.Helper()
 	var none, last T
 	if !poll(func() bool { last = left(); return last == none }) {
-		t.Fatalf("not within %v: %s: %v", Limit, what, last)
+		t.Fatalf("not within %v: %s: %v", limit, what, last)
 	}
 }
 
 // poll tells whether cond has held before Limit.
 func poll(cond func() bool) bool {
 	pause := time.Millisecond
-	for end := time.Now().Add(Limit); !cond(); time.Sleep(pause) {
+	for end := time.Now().Add(limit); !cond(); time.Sleep(pause) {
 		if time.Now().After(end) {
 			return false
 		}

@@ -245,8 +245,8 @@ class Result:
         return self
 
 
-# Codes whose text tells nothing more, so nobody asks for it: OK, NOT_FOUND, SHORT_BUFFER.
-_SILENT = (0, 1, 4)
+# Numbers of codes whose text tells nothing more, so nobody asks for it.
+_SILENT = tuple(int(c) for c in (_errors.Code.OK, _errors.Code.NOT_FOUND, _errors.Code.SHORT_BUFFER))
 
 
 class Batch:
