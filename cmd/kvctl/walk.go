@@ -381,7 +381,7 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 					continue
 				}
 				known++
-				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.AgeTicks(now)) * layout.AccessTickMillis *
+				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.PastTicks(now)) * layout.AccessTickMillis *
 					time.Millisecond, part: &at, slot: s})
 			}
 			return nil

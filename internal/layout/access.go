@@ -68,8 +68,8 @@ func (a AccessWord) Count() uint32 {
 	return uint32(a>>(accessExpiryBits+accessTagBits)) & MaxAccessCount
 }
 
-// AgeTicks is how long ago the last access was, modulo 2^26 ticks of 4 ms.
-func (a AccessWord) AgeTicks(nowMillis uint64) uint32 {
+// ageTicks is how long ago the last access was, modulo 2^26 ticks of 4 ms.
+func (a AccessWord) ageTicks(nowMillis uint64) uint32 {
 	then := uint64(a >> (accessCountBits + accessExpiryBits + accessTagBits))
 	return uint32((nowMillis/AccessTickMillis - then) & (1<<accessTimeBits - 1))
 }
@@ -82,17 +82,20 @@ const (
 	MaxPinMillis    = 70 * 60 * 1000
 )
 
-// PastTicks is AgeTicks, or 0 if the word is from the future: clocks differ.
+// PastTicks is ageTicks, or 0 if the word is from the future: clocks differ.
 func (a AccessWord) PastTicks(nowMillis uint64) uint32 {
-	if age := a.AgeTicks(nowMillis); age < 1<<accessTimeBits-AccessSkewTicks {
+	if age := a.ageTicks(nowMillis); age < 1<<accessTimeBits-AccessSkewTicks {
 		return age
 	}
 	return 0
 }
 
-// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not.
+// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not or nothing is known.
 func (a AccessWord) AheadTicks(nowMillis uint64) uint32 {
-	if age := a.AgeTicks(nowMillis); age >= 1<<accessTimeBits-AccessSkewTicks {
+	if a == 0 { // its time is no time, and would be ahead shortly before the counter begins anew
+		return 0
+	}
+	if age := a.ageTicks(nowMillis); age >= 1<<accessTimeBits-AccessSkewTicks {
 		return 1<<accessTimeBits - age
 	}
 	return 0

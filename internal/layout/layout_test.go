@@ -513,8 +513,10 @@ func TestAccessAhead(t *testing.T) {
 	const turn = AccessTickMillis << accessTimeBits
 	for _, now := range []uint64{1_700_000_000_000, turn * 7, turn*7 - 1000, turn*7 + 1000} {
 		a := MakeAccess(w, now, 77, now+10_000)
-		if a.AheadTicks(now) != 0 {
-			t.Errorf("at %d: %d ticks ahead", now, a.AheadTicks(now))
+		for _, a := range []AccessWord{a, 0} {
+			if a.AheadTicks(now) != 0 {
+				t.Errorf("at %d: %#x is %d ticks ahead", now, uint64(a), a.AheadTicks(now))
+			}
 		}
 		for _, ahead := range []uint64{AccessTickMillis, 1000, MaxPinMillis} {
 			b := a.At(now + ahead)
