@@ -200,6 +200,8 @@ struct kvd_view {
     struct shown *shown;
     uint32_t region;
     uint32_t n; /* of parts */
+    int over;
+    kvd_error verdict;
     uint64_t offsets[KVD_RING_MAX_PARTS]; /* of parts, in the region */
     kvd_part parts[KVD_RING_MAX_PARTS];
 };

@@ -280,7 +280,7 @@ typedef struct kvd_part {
 
 /*
  * kvd_view looks at a value for hold_ms, 10000 at most; 0: 1000. The view is the caller's until kvd_view_release.
- * Look at the bytes, release the view, and believe what was made of them only if that succeeds. Another value that is
+ * Look at the bytes, end the view, and believe what was made of them only if that succeeds. Another value that is
  * written for the key meanwhile changes nothing. Other views, and memory, wait for yours: look briefly.
  *
  * KVD_UNSUPPORTED: the broker allows no views, or the value is short, or in memory of another machine: get it.
@@ -297,10 +297,14 @@ int kvd_view(kvd_client *client, const void *key, uint64_t key_bytes, uint32_t h
 int kvd_view_parts(const struct kvd_view *view, const kvd_part **parts, uint64_t *n, kvd_error *error);
 
 /*
- * kvd_view_release ends a view, in any case, and tells whether its bytes were the value until now. KVD_VIEW_EXPIRED:
- * they may be others; so what was read is to be thrown away. KVD_STALE: likewise, since the connection is gone; other
- * codes, too. Its memory may be unmapped then. NULL is allowed.
+ * kvd_view_end ends a view, whatever it answers, and tells whether its bytes were the value until now.
+ * KVD_VIEW_EXPIRED: they may have been others; so what was read is to be thrown away. KVD_STALE: likewise, since the
+ * connection is gone; other codes, too. The bytes may be anything from now on, and stay where they are until
+ * kvd_view_release. Later calls answer the same.
  */
+int kvd_view_end(struct kvd_view *view, kvd_error *error);
+
+/* kvd_view_release is kvd_view_end, and then the view and its parts are gone. NULL is allowed. */
 int kvd_view_release(struct kvd_view *view, kvd_error *error);
 
 /* ---- Many records ---- */

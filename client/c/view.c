@@ -224,6 +224,20 @@ PUBLIC int kvd_view_parts(const struct kvd_view *v, const kvd_part **parts, uint
     return kvd__ok(error);
 }
 
+PUBLIC int kvd_view_end(struct kvd_view *v, kvd_error *error) {
+    if (v == NULL)
+        return kvd__fail(error, KVD_NO, KVD_ARGUMENT, 0, "kvd_view_end wants a view");
+    if (kvd__gone(v->client))
+        return kvd__forked(error);
+    kvd_error *e = &v->verdict;
+    if (!v->over) {
+        e->size = sizeof *e;
+        (void)release(v->client, v, e);
+        v->over = 1;
+    }
+    return e->code == KVD_OK ? kvd__ok(error) : kvd__fail(error, e->outcome, e->code, e->os_error, e->text);
+}
+
 PUBLIC int kvd_view_release(struct kvd_view *v, kvd_error *error) {
     if (v == NULL)
         return kvd__ok(error);
@@ -232,7 +246,7 @@ PUBLIC int kvd_view_release(struct kvd_view *v, kvd_error *error) {
         free(v); /* the child's copy */
         return kvd__forked(error);
     }
-    int code = release(c, v, error);
+    int code = kvd_view_end(v, error);
     pthread_mutex_lock(&c->memory);
     v->shown->views--;
     tidy(c);

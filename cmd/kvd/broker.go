@@ -391,6 +391,7 @@ func (a *app) serveDevBroker(ctx context.Context, d *config.Dev, g *runningGatew
 	}
 	c := config.DefaultBrokerNode()
 	c.Namespaces, c.Listen = []string{"default", "cache"}, lis.Addr().String()
+	c.ViewMemory, c.Views = 256<<20, 16 // of the user whose memory it is
 	clients := map[string]*client.Client{}
 	for i, name := range g.names {
 		clients[name] = g.clients[i]

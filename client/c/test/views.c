@@ -89,8 +89,16 @@ static void test_views(struct broker *b) {
     v = look(c, "large");
     seen(v, large, (3 << 20) + 5, 1 << 20);
     atomic_store(&b->fake->expires, 1);
-    WANT(KVD_VIEW_EXPIRED, KVD_NO, kvd_view_release(v, &e));
+    WANT(KVD_VIEW_EXPIRED, KVD_NO, kvd_view_end(v, &e));
     atomic_store(&b->fake->expires, 0);
+    WANT(KVD_VIEW_EXPIRED, KVD_NO, kvd_view_end(v, &e));
+    seen(v, large, (3 << 20) + 5, 1 << 20);
+    CHECK(atomic_load(&b->fake->views) == 0 && kvd_close(c) == KVD_BUSY);
+    WANT(KVD_VIEW_EXPIRED, KVD_NO, kvd_view_release(v, &e));
+    v = look(c, "large");
+    GOOD(kvd_view_end(v, &e));
+    GOOD(kvd_view_release(v, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_view_end(NULL, &e));
     GOOD(kvd_put(c, "none", 4, "", 0, NULL, &e));
     WANT(KVD_NOT_FOUND, KVD_NO, kvd_view(c, "absent", 6, 0, &v, NULL, &e));
     CHECK(v == NULL);
@@ -174,6 +182,7 @@ static void test_view_forked(struct broker *b) {
     if (pid == 0) {
         WANT(KVD_FORKED, KVD_NO, kvd_view_parts(v, &parts, &n, &e));
         WANT(KVD_FORKED, KVD_NO, kvd_view(c, "k", 1, 0, &w, NULL, &e));
+        WANT(KVD_FORKED, KVD_NO, kvd_view_end(v, &e));
         WANT(KVD_FORKED, KVD_NO, kvd_view_release(v, &e));
         CHECK(kvd_close(c) == KVD_OK && count_maps() == 0);
         free(value);
