@@ -61,7 +61,8 @@ func (l *looker) told() ring.Kind {
 	r, err := ring.ParseRegion(body)
 	var st unix.Stat_t
 	if err != nil || h.Kind != ring.KindRegion || len(files) != 1 || l.regions[r.Region] != nil ||
-		unix.Fstat(files[0], &st) != nil || uint64(st.Size) != r.Length || r.Offset != 0 || checkSealed(files[0]) != nil {
+		unix.Fstat(files[0], &st) != nil || uint64(st.Size) != r.Length || r.Offset != 0 ||
+		checkSealed(files[0]) != nil {
 		l.t.Fatalf("%+v: %+v, %d files, of %d bytes, %v", h, r, len(files), st.Size, err)
 	}
 	if m, err := unix.Mmap(files[0], 0, 4096, unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
