@@ -128,8 +128,8 @@ func (q *queue) view(ctx context.Context, it *item) *ring.Completion {
 func (q *queue) show(s *ring.Submission, v *client.View, hold time.Duration) (*ring.Completion, error) {
 	h, err := v.Handle()
 	if errors.Is(err, errors.ErrUnsupported) {
-		return nil, refused(ring.Unsupported, "the value is short, or not in memory of this machine that can be shown: "+
-			"get it")
+		return nil, refused(ring.Unsupported, "the value is short, or not in memory of this machine that can be "+
+			"shown: get it")
 	}
 	if err != nil {
 		return nil, err
