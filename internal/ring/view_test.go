@@ -13,8 +13,8 @@ func TestParts(t *testing.T) {
 		var parts []Part
 		sum := uint64(0)
 		for i := range n {
-			parts = append(parts, Part{uint64(i) << 40, uint64(i + 1)})
-			sum += uint64(i + 1)
+			parts = append(parts, Part{uint64(i) << 40, uint64(i + 2)})
+			sum += uint64(i + 2)
 		}
 		slot := make([]byte, SlotSize)
 		PutParts(slot, parts)
