@@ -129,6 +129,8 @@ type Options struct {
 	CacheBytes int
 	// ViewBytes is how much Views that are not released may have together, bytes. Default 1 GiB.
 	ViewBytes int
+	// Views is how many there may be that are not released. Default 16.
+	Views int
 	// OpTimeout bounds every operation; its context may end it earlier. A Txn as a whole has so much time, too, unless
 	// its context says how much it has. Default 10 s.
 	OpTimeout time.Duration

@@ -110,6 +110,9 @@ func (o *Options) Validate() error {
 	if o.ViewBytes < 0 {
 		bad("ViewBytes: %d, want >= 0 bytes", o.ViewBytes)
 	}
+	if o.Views < 0 {
+		bad("Views: %d, want >= 0", o.Views)
+	}
 	if o.OpTimeout < 0 {
 		bad("OpTimeout: %v, want > 0", o.OpTimeout)
 	}

@@ -116,7 +116,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		HoldBytes: c.o.ViewBytes,
+		HoldBytes: c.o.ViewBytes, MostHolds: c.o.Views,
 		OpTimeout: int64(c.o.OpTimeout), WillWait: inside.WillWait, Limit: inside.MemoryLimit, Expiring: s.expiring,
 		Stirred: s.stir, Crowded: s.crowd, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {

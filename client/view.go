@@ -16,7 +16,7 @@ var (
 	// ErrViewExpired: what was read through a View may be other bytes than the value's. It is to be thrown away, with
 	// all that was made of it.
 	ErrViewExpired = errors.New("view expired")
-	// ErrTooManyViews: the Client has 16 Views that are not released, or they have Options.ViewBytes together.
+	// ErrTooManyViews: the Client has Options.Views that are not released, or they have Options.ViewBytes together.
 	ErrTooManyViews = engine.ErrHolds
 )
 
@@ -74,8 +74,8 @@ func NewView(info Info, flags uint32, note uint64, parts [][]byte, h ViewHolder)
 
 // View shows the value of key where it is, without a copy, or returns ErrNotFound. Its memory node must be reached by
 // the shm provider. Then acquiring takes one pass over the bytes, or none; see ViewOptions. Elsewhere, and for values
-// of less than 8 KiB, the View has a copy of its own, with the same outcome. A Client has 16 Views at most that are
-// not released, of Options.ViewBytes together.
+// of less than 8 KiB, the View has a copy of its own, with the same outcome. A Client has Options.Views at most that
+// are not released, of Options.ViewBytes together.
 func (c *Client) View(ctx context.Context, key []byte, o ViewOptions) (*View, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err

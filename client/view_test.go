@@ -234,9 +234,9 @@ func TestViewHandle(t *testing.T) {
 
 // Views are few, and their bytes bounded.
 func TestViewLimits(t *testing.T) {
-	_, c := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20}, client.Options{ViewBytes: 3 << 20})
+	_, c := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20}, client.Options{ViewBytes: 3 << 20, Views: 17})
 	ctx, key := t.Context(), []byte("k")
-	for n, most := range map[int]int{100: 16, 1<<20 - 100: 3} {
+	for n, most := range map[int]int{100: 17, 1<<20 - 100: 3} {
 		if _, err := c.Put(ctx, key, valueOf('v', n), client.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -140,6 +140,7 @@ int kvd__gone(kvd_client *c) {
 static void release(kvd_client *c, int child) {
     close_all(c);
     kvd__arena_free(&c->arena);
+    kvd__view_free(c);
     if (c->mark != NULL)
         munmap(c->mark, PAGE);
     for (int i = 0; i < KVD_MAX_QUEUES; i++) {
@@ -291,7 +292,7 @@ PUBLIC int kvd_close(kvd_client *c) {
         release(c, 1);
         return KVD_OK;
     }
-    if (atomic_load(&c->batches) != 0)
+    if (atomic_load(&c->batches) != 0 || atomic_load(&c->views) != 0)
         return KVD_BUSY;
     kvd__bye(c);
     release(c, 0);

@@ -169,8 +169,28 @@ static int refused(const struct message *m, kvd_error *error) {
     return kvd__fail(error, KVD_NO, code, 0, text);
 }
 
+/* told takes what the broker says of memory that views lie in. Nonsense is as if it had not been said. */
+static void told(kvd_client *c, struct message *m) {
+    uint16_t type = at16(m, 0);
+    if (type == KVD_MSG_REGION && m->length == HEADER + 24 && m->nfds == 1)
+        kvd__shown(c, at32(m, HEADER), at64(m, HEADER + 8), at64(m, HEADER + 16), m->fds[0]);
+    else if (type == KVD_MSG_REGION_GONE && m->length == HEADER + 8)
+        kvd__hidden(c, at32(m, HEADER));
+    drop_fds(m);
+}
+
+/* kvd__hear takes what the broker has said without being asked. Control is held. */
+void kvd__hear(kvd_client *c) {
+    struct message m;
+    while (atomic_load(&c->connected) && receive(c->sock, &m, 0) == 0)
+        if (at32(&m, 8) == 0)
+            told(c, &m);
+        else
+            drop_fds(&m); /* late */
+}
+
 /* ask sends a request and takes its reply; *m has it, and its descriptors, only when ask returns 0. Control is held. */
-static int ask(int sock, struct message *m, uint16_t want, size_t least, int64_t deadline, kvd_error *error) {
+static int ask(kvd_client *c, int sock, struct message *m, uint16_t want, size_t least, int64_t deadline, kvd_error *error) {
     uint32_t serial = at32(m, 8);
     int failed = send_message(sock, m) == 0 ? 0 : errno;
     while (failed == 0) {
@@ -180,7 +200,10 @@ static int ask(int sock, struct message *m, uint16_t want, size_t least, int64_t
         uint16_t type = at16(m, 0);
         int asked = at32(m, 8) != 0;
         if ((asked && at32(m, 8) != serial) || (!asked && (type == KVD_MSG_REGION || type == KVD_MSG_REGION_GONE))) {
-            drop_fds(m); /* late, or of views */
+            if (asked)
+                drop_fds(m); /* late */
+            else
+                told(c, m);
             if (kvd__now() >= deadline)
                 failed = ETIMEDOUT;
             continue;
@@ -339,7 +362,7 @@ static int register_on(kvd_client *c, int sock, struct region *r, kvd_error *err
     put64(&m, r->offset);
     put64(&m, r->length);
     m.fds[m.nfds++] = r->fd;
-    int code = ask(sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
+    int code = ask(c, sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
     if (code != KVD_OK)
         return code;
     uint32_t number = at32(&m, HEADER);
@@ -366,7 +389,7 @@ static int dial(kvd_client *c, int64_t deadline, kvd_error *error) {
         return kvd__fail(error, KVD_NO, KVD_SYSTEM, e, "pidfd_open failed");
     }
     hello(c, &m, self);
-    int code = ask(sock, &m, KVD_MSG_WELCOME, HEADER + 56, deadline, error);
+    int code = ask(c, sock, &m, KVD_MSG_WELCOME, HEADER + 56, deadline, error);
     close(self);
     if (code == KVD_OK && (code = welcome(c, &m, error)) != KVD_OK)
         drop_fds(&m);
@@ -445,7 +468,7 @@ int kvd__more_queues(kvd_client *c) {
     uint32_t n = atomic_load(&c->nqueues);
     if (atomic_load(&c->connected) && n < c->max_queues && !atomic_load(&c->no_more_queues)) {
         begin(&m, KVD_MSG_QUEUE, next_serial(c));
-        code = ask(c->sock, &m, KVD_MSG_QUEUED, HEADER + 8, kvd__now() + (int64_t)REPLY_MS * 1000000, NULL);
+        code = ask(c, c->sock, &m, KVD_MSG_QUEUED, HEADER + 8, kvd__now() + (int64_t)REPLY_MS * 1000000, NULL);
         if (code == KVD_OK && m.nfds == 3 && at32(&m, HEADER) == n)
             code = install(c, n, m.fds[0], m.fds[1], m.fds[2]);
         else if (code == KVD_OK) {
@@ -515,6 +538,7 @@ void kvd__lost(kvd_client *c, uint64_t generation, int code) {
         if (c->regions[i] != NULL)
             c->regions[i]->number = 0;
     pthread_mutex_unlock(&c->memory);
+    kvd__hide(c);
     for (uint32_t i = 0; i < n; i++) {
         struct queue *q = &c->queues[i];
         kvd__lock(q);
@@ -575,7 +599,7 @@ int kvd__region_deregister(kvd_client *c, uint32_t number, kvd_error *error) {
         begin(&m, KVD_MSG_DEREGISTER, next_serial(c));
         put32(&m, number);
         put32(&m, 0);
-        code = ask(c->sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
+        code = ask(c, c->sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
         if (code == KVD_OK)
             drop_fds(&m);
     }

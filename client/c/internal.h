@@ -2,7 +2,7 @@
  * internal.h - what the files of libkvd share.
  *
  * client.c opens, closes and makes errors; arena.c finds memory; conn.c talks on the socket; queue.c on the rings;
- * ops.c has the calls for one record, many.c those for prefixes, batch.c batches, loop.c event loops.
+ * ops.c has the calls for one record, many.c those for prefixes, view.c views, batch.c batches, loop.c event loops.
  *
  * Locks, taken in this order: client.control, queue.lock, client.memory. Whoever waits holds none of them.
  */
@@ -53,6 +53,16 @@ struct region {
     uint32_t busy;   /* operations that use it */
 };
 
+/* Memory of the store, of which the broker has handed a file over. All but the first two is under client.memory. */
+struct shown {
+    const unsigned char *base; /* NULL: it could not be mapped, as os_error says */
+    uint64_t length;
+    int os_error;
+    uint32_t number; /* of this connection; 0: no new view lies there */
+    uint32_t views;  /* the mapping stays for them */
+    struct shown *next;
+};
+
 /* One operation: in the stack of a call, in a batch, or, to cancel another, in the queue. */
 struct op {
     struct op *next; /* in the queue's list of those that wait */
@@ -89,6 +99,8 @@ struct op {
     uint64_t expires_ms;
     uint32_t got_flags;
     int64_t number;
+    uint64_t generation; /* of the connection that had it last */
+    struct kvd_view *view;
 };
 
 /* A queue is a ring of the connection there is; without one, base is NULL. All but users and wanted is under lock. */
@@ -169,6 +181,8 @@ struct kvd_client {
     _Atomic int no_more_queues; /* the broker refused one */
     _Atomic int armed;
     _Atomic uint32_t batches;
+    _Atomic uint32_t views;
+    _Atomic uint64_t last_view; /* number of one */
 
     pthread_mutex_t memory;
     pthread_cond_t freed;     /* a call has given a bounce back */
@@ -176,6 +190,20 @@ struct kvd_client {
     struct arena arena;
     struct region *regions[MAX_REGIONS];
     _Atomic uint32_t nregions;
+    struct shown *shown;
+};
+
+struct kvd_view {
+    kvd_client *client;
+    uint64_t number;
+    uint64_t generation;
+    struct shown *shown;
+    uint32_t region;
+    uint32_t n; /* of parts */
+    int over;
+    kvd_error verdict;
+    uint64_t offsets[KVD_RING_MAX_PARTS]; /* of parts, in the region */
+    kvd_part parts[KVD_RING_MAX_PARTS];
 };
 
 struct kvd_batch {
@@ -221,6 +249,7 @@ void kvd__bye(kvd_client *c);
 int kvd__region_register(kvd_client *c, struct region *r, kvd_error *error);
 int kvd__region_deregister(kvd_client *c, uint32_t number, kvd_error *error);
 int kvd__wake(int fd);
+void kvd__hear(kvd_client *c);
 
 /* pidfd.c */
 int kvd__pidfd(void);
@@ -242,6 +271,13 @@ void kvd__end(struct queue *q, int code, int dead);
 void kvd__done(struct queue *q, struct op *op, int outcome, int code, const char *text);
 void kvd__cancel(struct queue *q, struct op *op);
 int kvd__reads(const struct op *op);
+
+/* view.c */
+void kvd__shown(kvd_client *c, uint32_t number, uint64_t length, uint64_t offset, int fd);
+void kvd__hidden(kvd_client *c, uint32_t number);
+void kvd__hide(kvd_client *c);
+void kvd__view_free(kvd_client *c);
+int kvd__view_found(struct kvd_view *v, const struct kvd_ring_completion *e, const unsigned char *slot);
 
 /* ops.c */
 int kvd__run(kvd_client *c, struct op *op, kvd_error *error);

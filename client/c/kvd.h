@@ -19,7 +19,8 @@
  * Small values in other memory go by the ring, larger ones through free bytes of the arena. After a failure the bytes
  * of a destination are untouched or zero, never those of another value.
  *
- * Threads. All functions may be called from any thread, except that two calls on one kvd_batch must not overlap.
+ * Threads. All functions may be called from any thread, except that two calls on one kvd_batch, or on one view, must
+ * not overlap.
  * kvd_close must not overlap any other call. Calls are not async-signal-safe, and a thread must not be cancelled
  * inside of them.
  *
@@ -82,6 +83,7 @@ enum kvd_code {
 };
 
 typedef struct kvd_client kvd_client; /* a connection to a broker, and an arena */
+struct kvd_view;                      /* a value that is looked at in place */
 typedef struct kvd_batch kvd_batch;   /* operations that are started together */
 
 /* Filled in by each call that is given one. */
@@ -172,7 +174,7 @@ int kvd_open(const kvd_options *options, kvd_client **client, kvd_error *error);
 
 /*
  * kvd_close ends the connection and unmaps the arena: its pointers, and what kvd_get gave, are invalid then.
- * It answers KVD_BUSY, and does nothing, while a batch of the client has not been freed. NULL is allowed.
+ * It answers KVD_BUSY, and does nothing, while a batch or a view of the client has not been freed. NULL is allowed.
  */
 int kvd_close(kvd_client *client);
 
@@ -267,6 +269,43 @@ int kvd_touch(kvd_client *client, const void *key, uint64_t key_bytes, uint64_t 
 
 /* kvd_exists tells whether a record is there: KVD_OK or KVD_NOT_FOUND. It moves no value. */
 int kvd_exists(kvd_client *client, const void *key, uint64_t key_bytes, kvd_record *record, kvd_error *error);
+
+/* ---- Views. They show a value where it is, without a copy. ---- */
+
+/* Some bytes of a value. */
+typedef struct kvd_part {
+    const void *address;
+    uint64_t length;
+} kvd_part;
+
+/*
+ * kvd_view looks at a value for hold_ms, 10000 at most; 0: 1000. The view is the caller's until kvd_view_release.
+ * Look at the bytes, end the view, and believe what was made of them only if that succeeds. Another value that is
+ * written for the key meanwhile changes nothing. Other views, and memory, wait for yours: look briefly.
+ *
+ * KVD_UNSUPPORTED: the broker allows no views, or the value is short, or in memory of another machine: get it.
+ * KVD_BUSY: there are as many views as the broker allows. KVD_TOO_LARGE: the value has more than 64 parts.
+ */
+int kvd_view(kvd_client *client, const void *key, uint64_t key_bytes, uint32_t hold_ms, struct kvd_view **view,
+             kvd_record *record, kvd_error *error);
+
+/*
+ * kvd_view_parts tells where the bytes lie, in order: in one part, or in parts of 2 MiB and a shorter one. They are
+ * for reading alone: a write ends the program. They and the array are the view's. KVD_STALE: the connection that the
+ * view was made by is gone; so what is there is not to be believed, but may be read.
+ */
+int kvd_view_parts(const struct kvd_view *view, const kvd_part **parts, uint64_t *n, kvd_error *error);
+
+/*
+ * kvd_view_end ends a view, whatever it answers, and tells whether its bytes were the value until now.
+ * KVD_VIEW_EXPIRED: they may have been others; so what was read is to be thrown away. KVD_STALE: likewise, since the
+ * connection is gone; other codes, too. The bytes may be anything from now on, and stay where they are until
+ * kvd_view_release. Later calls answer the same.
+ */
+int kvd_view_end(struct kvd_view *view, kvd_error *error);
+
+/* kvd_view_release is kvd_view_end, and then the view and its parts are gone. NULL is allowed. */
+int kvd_view_release(struct kvd_view *view, kvd_error *error);
 
 /* ---- Many records ---- */
 

@@ -21,6 +21,8 @@ enum {
     KVD_RING_CLIENT_CPU = 512,
     KVD_RING_MAX_MESSAGE = 4096,
     KVD_RING_MAX_FILES = 8,
+    KVD_RING_MAX_PARTS = 64,
+    KVD_RING_CHUNKED = 1,
 };
 struct kvd_ring_header {
     uint32_t magic;

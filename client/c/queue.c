@@ -52,7 +52,7 @@ void kvd__unpick(struct queue *q) { atomic_fetch_sub(&q->users, 1); }
 
 int kvd__reads(const struct op *op) {
     return op->code_op == KVD_OP_GET || op->code_op == KVD_OP_GET_RANGE || op->code_op == KVD_OP_EXISTS ||
-           op->code_op == KVD_OP_SCAN;
+           op->code_op == KVD_OP_SCAN || op->code_op == KVD_OP_VIEW || op->code_op == KVD_OP_VIEW_RELEASE;
 }
 
 /* kvd__done gives an operation its verdict. Its memory is the caller's again. The text is copied. */
@@ -140,6 +140,7 @@ static int place(struct queue *q, struct op *op) {
     unsigned char *bytes = q->slots + (size_t)slot * KVD_RING_SLOT;
     op->tag = slot | q->turns[slot]++ * q->depth;
     op->index = q->sq_tail;
+    op->generation = q->generation;
     if (op->key_bytes != 0)
         memcpy(bytes, op->key, op->key_bytes);
     int put = op->code_op == KVD_OP_PUT;
@@ -263,6 +264,10 @@ static int success(struct op *op, const struct kvd_ring_completion *e, const uns
             return -1;
         break;
     }
+    case KVD_OP_VIEW:
+        if (kvd__view_found(op->view, e, slot) != 0)
+            return -1;
+        break;
     default:
         break;
     }

@@ -212,7 +212,8 @@ func openBroker(ctx context.Context, o brokerOptions) (b *runningBroker, err err
 	c := o.settings
 	s := broker.Socket{Name: filepath.Base(c.Listen), Listener: o.listener, Namespaces: map[string]*client.Client{},
 		Default: c.Namespaces[0], UIDs: o.uids, Secret: o.secret,
-		Limits: broker.Limits{Clients: c.MaxClients, ArenaBytes: int64(c.ArenaMemory), Timeout: c.Timeout}}
+		Limits: broker.Limits{Clients: c.MaxClients, ArenaBytes: int64(c.ArenaMemory), Timeout: c.Timeout,
+			ViewBytes: int64(c.ViewMemory), Views: c.Views}}
 	for _, name := range c.Namespaces {
 		if s.Namespaces[name] != nil {
 			continue
@@ -239,7 +240,8 @@ func openWhenThere(ctx context.Context, name string, o brokerOptions) (*client.C
 	for {
 		c, err := client.Open(ctx, client.Options{Directory: o.settings.Directory, Namespace: name, Devices: o.devices,
 			Provider: o.settings.Provider, Name: fmt.Sprintf("kvd broker pid %d", os.Getpid()), TLS: o.tls,
-			Identities: client.Identities(o.settings.Identity), Logger: o.log})
+			Identities: client.Identities(o.settings.Identity), Logger: o.log, ViewBytes: int(o.settings.ViewMemory),
+			Views: o.settings.Views})
 		switch {
 		case err == nil:
 			return c, nil
@@ -301,12 +303,12 @@ func (b *runningBroker) path() string {
 // table is the programs that are connected, for people.
 func (b *runningBroker) table() httpd.Table {
 	t := httpd.Table{Title: "Programs", Header: []string{"program", "pid", "user", "namespace",
-		"shared memory", "queues", "operations", "since"}}
+		"shared memory", "queues", "views", "operations", "since"}}
 	all := b.broker.Clients()
 	slices.SortFunc(all, func(x, y broker.Client) int { return x.Since.Compare(y.Since) })
 	for _, c := range all {
 		t.Rows = append(t.Rows, []string{c.Name, strconv.Itoa(int(c.PID)), strconv.Itoa(int(c.UID)), c.Namespace,
-			units.Bytes(c.ArenaBytes), strconv.Itoa(c.Queues), strconv.FormatUint(c.Ops, 10),
+			units.Bytes(c.ArenaBytes), strconv.Itoa(c.Queues), strconv.Itoa(c.Views), strconv.FormatUint(c.Ops, 10),
 			c.Since.UTC().Format(time.RFC3339)})
 	}
 	return t
@@ -389,6 +391,7 @@ func (a *app) serveDevBroker(ctx context.Context, d *config.Dev, g *runningGatew
 	}
 	c := config.DefaultBrokerNode()
 	c.Namespaces, c.Listen = []string{"default", "cache"}, lis.Addr().String()
+	c.ViewMemory, c.Views = 256<<20, 16 // of the user whose memory it is
 	clients := map[string]*client.Client{}
 	for i, name := range g.names {
 		clients[name] = g.clients[i]

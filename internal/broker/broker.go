@@ -32,6 +32,11 @@ type Limits struct {
 	HelloTime   time.Duration // until the first message; default 2 s
 	Timeout     time.Duration // of an operation that names none; default 10 s
 	LongTimeout time.Duration // the longest that one may name; default a minute
+	// ViewBytes is how much Views that are not over may show together, bytes. 0: there are none. A program with a View
+	// can read all of the region that the value lies in.
+	ViewBytes  int64
+	Views      int           // how many these may be; default 64
+	RegionTime time.Duration // until a region in which a program has no View is taken back; default 10 s
 }
 
 func (l *Limits) fill() {
@@ -41,6 +46,8 @@ func (l *Limits) fill() {
 	def(&l.HelloTime, 2*time.Second)
 	def(&l.Timeout, 10*time.Second)
 	def(&l.LongTimeout, time.Minute)
+	def(&l.Views, 64)
+	def(&l.RegionTime, 10*time.Second)
 }
 
 func def[T comparable](p *T, v T) {
@@ -86,17 +93,21 @@ type tenant struct {
 		sync.Mutex
 		conns map[*conn]struct{}
 		arena int64 // bytes
+		views int
+		shown int64 // bytes of views
 	}
 }
 
-// Counters are a Socket's. They only grow, but Clients, ArenaBytes and Queues, which are of now.
+// Counters are a Socket's. They only grow, but those of the first two lines, which are of now.
 type Counters struct {
 	Clients, ArenaBytes, Queues atomic.Int64
+	Views, ViewBytes            atomic.Int64
 	Accepted                    atomic.Uint64
 	Refused                     atomic.Uint64 // connections
 	Broken                      atomic.Uint64 // connections that ended for a broken protocol
 	Batches                     atomic.Uint64 // groups of operations that shared round trips
 	Bytes                       atomic.Uint64 // of values, both ways
+	Lapsed                      atomic.Uint64 // Views that the program did not release in time
 	Ops                         [ring.OpNop + 1]atomic.Uint64
 	Codes                       [ring.System + 1]atomic.Uint64 // of completions
 }
@@ -232,7 +243,7 @@ type Client struct {
 	PID                     int32
 	UID                     uint32
 	ArenaBytes              int64
-	Queues                  int
+	Queues, Views           int
 	Ops                     uint64
 	Since                   time.Time
 }

@@ -43,6 +43,7 @@ type conn struct {
 
 	ops   atomic.Uint64
 	arena atomic.Int64 // bytes of shared memory
+	views views
 
 	mu struct {
 		sync.Mutex
@@ -90,7 +91,7 @@ func (c *conn) describe() (Client, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Client{c.t.Name, c.hello.Name, c.hello.Namespace, c.peer.Pid, c.peer.Uid, c.arena.Load(), len(c.mu.queues),
-		c.ops.Load(), c.since}, true
+		c.viewing(), c.ops.Load(), c.since}, true
 }
 
 // serve is the connection from hello to gone.
@@ -117,6 +118,7 @@ func (c *conn) serve() {
 
 // takeDown waits until nothing touches the program's memory, and gives all of it up.
 func (c *conn) takeDown() {
+	c.endViews()
 	done := make(chan struct{})
 	go func() {
 		c.wg.Wait()
@@ -330,7 +332,7 @@ func (c *conn) greet(h ring.Head, body []byte, files []int) error {
 	}
 	w := ring.Welcome{Depth: min(max(hello.Depth, ring.MinDepth), c.t.Limits.Depth), MaxKey: ring.MaxKey,
 		MaxValue: uint64(c.client.MaxValueLen()), ArenaBytes: uint64(c.t.Limits.ArenaBytes),
-		Name: "kvd broker, " + c.t.Name}
+		ViewBytes: uint64(c.t.Limits.ViewBytes), Name: "kvd broker, " + c.t.Name}
 	if hello.Depth == 0 {
 		w.Depth = min(ring.DefaultDepth, c.t.Limits.Depth)
 	}

@@ -38,6 +38,10 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 		q.c.t.stats.Bytes.Add(uint64(n))
 	case ring.OpScan:
 		return q.scan(ctx, it)
+	case ring.OpView:
+		return q.view(ctx, it)
+	case ring.OpViewRelease:
+		return q.releaseView(s)
 	case ring.OpDeletePrefix:
 		x.Version, err = deletePrefix(ctx, cl, it.key)
 		if err != nil {
@@ -293,7 +297,8 @@ func codeOf(err error) ring.Code {
 		{client.ErrWrongType, ring.WrongType}, {client.ErrNotInteger, ring.WrongType},
 		{client.ErrOverflow, ring.WrongType}, {client.ErrFull, ring.Full},
 		{client.ErrForbidden, ring.Denied}, {client.ErrCorrupt, ring.Corrupt}, {client.ErrInvalid, ring.Argument},
-		{client.ErrViewExpired, ring.ViewExpired}, {context.DeadlineExceeded, ring.Timeout},
+		{client.ErrViewExpired, ring.ViewExpired}, {client.ErrTooManyViews, ring.Busy},
+		{context.DeadlineExceeded, ring.Timeout},
 		{context.Canceled, ring.Closed}, {client.ErrUnavailable, ring.Unavailable},
 		{client.ErrClosed, ring.Unavailable},
 		{client.ErrUnknownOutcome, ring.Unavailable},

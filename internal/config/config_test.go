@@ -240,7 +240,8 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "broker", s: DefaultBrokerNode(),
 			args: []string{"--directory=192.0.2.1:7400", "--namespaces=", "--listen=here", "--max-clients=0",
-				"--arena-memory=1023KiB", "--timeout=1ms", "--http-listen=192.0.2.1:80"},
+				"--arena-memory=1023KiB", "--timeout=1ms", "--http-listen=192.0.2.1:80", "--views=0",
+				"--view-memory=1000000TiB"},
 			want: []string{
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
 				"namespaces is missing",
@@ -248,6 +249,8 @@ func TestRefusals(t *testing.T) {
 				"max-clients is 0 (from --max-clients): want 1 to 4096",
 				"arena-memory is 1023KiB (from --arena-memory): want 1MiB to",
 				"timeout is 1ms (from --timeout): want at least 10ms",
+				"view-memory is 1000000TiB (from --view-memory): want at most",
+				"views is 0 (from --views): want 1 to 4096",
 				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
 			},
 		},

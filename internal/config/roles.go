@@ -195,6 +195,8 @@ type Broker struct {
 	MaxClients  int           `mapstructure:"max-clients" usage:"how many programs may be connected at a time"`
 	ArenaMemory Size          `mapstructure:"arena-memory" usage:"memory that programs may share with the broker, together. It is theirs, and pinned if an adapter needs that"`
 	Timeout     time.Duration `mapstructure:"timeout" usage:"time of an operation for which the program names none"`
+	ViewMemory  Size          `mapstructure:"view-memory" usage:"bytes of values that programs may view in place, together. A program with a view can read all of the region that the value lies in; 0: there are no views"`
+	Views       int           `mapstructure:"views" usage:"how many views there may be at a time"`
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
@@ -293,8 +295,9 @@ func DefaultGateway() *Gateway {
 func DefaultBrokerNode() *Broker {
 	return &Broker{
 		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker,
-		Users: []string{}, MaxClients: 64, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, HTTPListen: Off,
-		Identity: Identity{Units: []string{}}, Log: defaultLog,
+		Users: []string{}, MaxClients: 64, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, Views: 64,
+		HTTPListen: Off,
+		Identity:   Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -750,6 +753,9 @@ func servable(c *x509.Certificate, now time.Time) error {
 // maxBrokerClients is bounded by descriptors: each program has several.
 const maxBrokerClients = 4096
 
+// maxBrokerViews is bounded by descriptors, too.
+const maxBrokerViews = 4096
+
 // Validate implements [Settings].
 func (b *Broker) Validate() error {
 	var c checker
@@ -769,6 +775,12 @@ func (b *Broker) Validate() error {
 		c.bad("arena-memory", b.ArenaMemory, "want %v to %v", Size(1<<20), maxMemory)
 	}
 	c.least("timeout", b.Timeout, 10*time.Millisecond)
+	if b.ViewMemory > maxMemory {
+		c.bad("view-memory", b.ViewMemory, "want at most %v", maxMemory)
+	}
+	if b.Views < 1 || b.Views > maxBrokerViews {
+		c.bad("views", b.Views, "want 1 to %d", maxBrokerViews)
+	}
 	c.http(b.HTTPListen, clear)
 	c.tls(b.TLS)
 	c.identity(b.Identity)

@@ -68,6 +68,9 @@ type Options struct {
 	BulkLane bool
 	// HoldBytes is how many bytes Holds may show together. Default 1 GiB.
 	HoldBytes int
+	// MostHolds is how many Holds the session has at most, those that have expired and are not released among them.
+	// Default 16.
+	MostHolds int
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
@@ -201,6 +204,9 @@ func NewCore(o Options) (*Core, error) {
 	}
 	if o.HoldBytes <= 0 {
 		o.HoldBytes = 1 << 30
+	}
+	if o.MostHolds <= 0 {
+		o.MostHolds = mostHolds
 	}
 	if o.BulkFrom <= 0 {
 		o.BulkFrom = 64 << 10

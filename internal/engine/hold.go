@@ -46,8 +46,8 @@ const (
 )
 
 const (
-	// MostHolds is how many Holds a session has at most, those that have expired and are not released among them.
-	MostHolds = 16
+	// mostHolds is the default of Options.MostHolds.
+	mostHolds = 16
 	// shortHold is how old a Hold may become while memory is short, nanoseconds.
 	shortHold = int64(100e6)
 )
@@ -189,7 +189,7 @@ func (c *Core) hold(h *Hold, pg *index.PG) error {
 	switch {
 	case c.dead.Load() || !c.LeaseValid():
 		return ErrLease
-	case len(c.holds.list) >= MostHolds:
+	case len(c.holds.list) >= c.opts.MostHolds:
 		return fmt.Errorf("%w: %d of the session are not released", ErrHolds, len(c.holds.list))
 	case h.bytes > c.opts.HoldBytes-c.holds.bytes:
 		return fmt.Errorf("%w: %s of values are not released, %s more are wanted, at most %s are allowed", ErrHolds,

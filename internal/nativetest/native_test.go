@@ -61,7 +61,7 @@ func start(t *testing.T) *store {
 
 func (s *store) brokerArgs(sock string) []string {
 	return []string{filepath.Join(s.bin, "kvd"), "broker", "--directory", s.directory, "--listen", sock,
-		"--namespaces", s.namespace}
+		"--namespaces", s.namespace, "--view-memory", "64MiB"}
 }
 
 func (s *store) broker(t *testing.T, sock string) {

@@ -65,8 +65,8 @@ const (
 	OpScan                       // keys with a prefix, from a cursor, to Memory
 	OpDeletePrefix               // of all keys with a prefix
 	OpGetRange                   // the value's bytes from Word on
-	OpView                       // lets the client look at a value in place
-	OpViewRelease                // ends a View
+	OpView                       // shows a value in place, for TTL; Word is the View's number, which the client chooses
+	OpViewRelease                // ends the View Word, and says whether what it showed was the value to its end
 	OpPin                        // keeps a value from eviction for a time
 	OpUnpin                      // ends that
 	OpCancel                     // of the submission with the tag Word
@@ -80,7 +80,7 @@ const (
 	FlagIfVersion // Word
 )
 
-// FlagChunked, of a completion, says that the value lies in several records.
+// FlagChunked, of a completion of a View, says that it has several parts. They are in the slot, see PutParts.
 const FlagChunked = 1
 
 // Outcome says whether an operation happened, as rdma.Outcome does.
@@ -147,8 +147,8 @@ type Completion struct {
 	Expires    uint64 // Unix milliseconds; 0: never
 	CRC        uint32
 	Region     uint32 // of a View
-	Offset     uint64 // in Region
-	ValidUntil uint64 // nanoseconds of CLOCK_MONOTONIC
+	Offset     uint64 // in Region, of the View's first part
+	ValidUntil uint64 // nanoseconds of CLOCK_MONOTONIC: then the broker ends the View
 	ValueFlags uint32
 }
 

@@ -22,5 +22,7 @@ int main(void) {
     SIZE(kvd_result);
     FIELD(kvd_result, outcome), FIELD(kvd_result, code), FIELD(kvd_result, flags), FIELD(kvd_result, length);
     FIELD(kvd_result, version), FIELD(kvd_result, expires_ms), FIELD(kvd_result, number);
+    SIZE(kvd_part);
+    FIELD(kvd_part, length);
     return 0;
 }

@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, UNSUPPORTED = 19 };
+enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, VIEW_EXPIRED = 16, UNSUPPORTED = 19, VIEWS = 64, REGION = FAKE_VALUE + (1 << 20), PART = 1 << 20 };
 
 struct queue {
     unsigned char *base;
@@ -40,6 +40,9 @@ struct conn {
     uint32_t nqueues, depth;
     unsigned char *mem[MEMS];
     uint64_t mem_bytes[MEMS];
+    unsigned char *region;
+    uint32_t region_number;
+    uint64_t views[VIEWS]; /* numbers; 0: none */
 };
 
 static struct fake *fake;
@@ -116,6 +119,11 @@ static void drop(struct conn *c) {
     for (int i = 0; i < MEMS; i++)
         if (c->mem[i] != NULL)
             munmap(c->mem[i], c->mem_bytes[i]);
+    if (c->region != NULL)
+        munmap(c->region, REGION);
+    for (int i = 0; i < VIEWS; i++)
+        if (c->views[i] != 0)
+            atomic_fetch_sub(&fake->views, 1);
     close(c->sock);
     memset(c, 0, sizeof *c);
     c->sock = -1;
@@ -372,6 +380,103 @@ static uint8_t do_scan(struct conn *c, const struct kvd_ring_submission *s, cons
     return OK;
 }
 
+/* hand_over makes a region for views, and tells of it. */
+static void hand_over(struct conn *c, uint32_t lie) {
+    struct { uint32_t region, zero; uint64_t length, offset; } body = {++c->region_number, 0, REGION, 0};
+    int fd = memfd_create("kvd-region", MFD_CLOEXEC | MFD_ALLOW_SEALING), other = -1;
+    if (fd < 0 || ftruncate(fd, REGION) != 0 || (lie != LIE_UNSEALED && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0))
+        exit(9);
+    if (c->region != NULL)
+        munmap(c->region, REGION);
+    c->region = mmap(NULL, REGION, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (lie == LIE_SHORT)
+        body.length += 4096;
+    if (lie == LIE_UNALIGNED)
+        body.offset = 100, body.length -= 4096;
+    if (lie == LIE_FILE)
+        other = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    if (lie != LIE_UNTOLD)
+        reply(c->sock, KVD_MSG_REGION, 0, &body, sizeof body, other >= 0 ? &other : &fd, lie != LIE_NO_FILE);
+    close(fd);
+    if (other >= 0)
+        close(other);
+}
+
+static uint8_t do_view(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
+    struct fake_record *r = find(slot, s->key_bytes, 0);
+    uint32_t lie = atomic_load(&fake->lie);
+    uint64_t parts[64][2] = {{0}}, from = 4096 + 7;
+    int at = -1;
+    if (r == NULL || r->length == 0)
+        return r == NULL ? NOT_FOUND : UNSUPPORTED;
+    for (int i = VIEWS - 1; i >= 0; i--) {
+        if (c->views[i] == s->word)
+            exit(10); /* the number is taken */
+        at = c->views[i] == 0 ? i : at;
+    }
+    if (at < 0)
+        return 15;
+    if (c->region == NULL || lie != LIE_NONE)
+        hand_over(c, lie);
+    memcpy(c->region + from, r->value, r->length);
+    told(e, r);
+    e->length = r->length;
+    e->region = c->region_number + (lie == LIE_REGION);
+    e->offset = from;
+    if (r->length > PART || lie >= LIE_PARTS) {
+        e->flags = KVD_RING_CHUNKED;
+        for (uint64_t i = 0, left = r->length; left != 0; i++) {
+            parts[i][0] = from + i * PART;
+            parts[i][1] = left < PART ? left : PART;
+            left -= parts[i][1];
+        }
+    }
+    if (lie == LIE_OFFSET)
+        e->offset = REGION + 1;
+    else if (lie == LIE_LENGTH)
+        e->offset = REGION - r->length + 1;
+    else if (lie == LIE_WRAPS)
+        e->offset = UINT64_MAX - r->length / 2;
+    else if (lie == LIE_EMPTY)
+        e->length = 0;
+    else if (lie == LIE_FLAGS)
+        e->flags = 2;
+    else if (lie == LIE_PARTS)
+        parts[0][1] = r->length + 1;
+    else if (lie == LIE_NO_PART)
+        parts[0][1] = 0;
+    else if (lie == LIE_MANY)
+        for (int i = 0; i < 64; i++)
+            parts[i][1] = 1;
+    if (e->flags == KVD_RING_CHUNKED)
+        memcpy(slot, parts, sizeof parts);
+    if (lie != LIE_NONE) { /* the next one comes with an honest region */
+        munmap(c->region, REGION);
+        c->region = NULL;
+    }
+    c->views[at] = s->word;
+    atomic_fetch_add(&fake->views, 1);
+    return OK;
+}
+
+static uint8_t do_release(struct conn *c, const struct kvd_ring_submission *s) {
+    for (int i = 0; i < VIEWS; i++)
+        if (c->views[i] == s->word && s->word != 0) {
+            c->views[i] = 0;
+            atomic_fetch_sub(&fake->views, 1);
+            return atomic_load(&fake->expires) ? VIEW_EXPIRED : OK;
+        }
+    return VIEW_EXPIRED;
+}
+
+/* forget takes the region back; the next view is in another. */
+static void forget(struct conn *c) {
+    uint32_t body[2] = {c->region_number, 0};
+    reply(c->sock, KVD_MSG_REGION_GONE, 0, body, sizeof body, NULL, 0);
+    munmap(c->region, REGION);
+    c->region = NULL;
+}
+
 static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
     struct fake_record *r;
     switch (s->op) {
@@ -399,6 +504,10 @@ static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned
     case KVD_OP_SCAN:
     case KVD_OP_DELETE_PREFIX:
         return do_scan(c, s, slot, e);
+    case KVD_OP_VIEW:
+        return do_view(c, s, slot, e);
+    case KVD_OP_VIEW_RELEASE:
+        return do_release(c, s);
     case KVD_OP_NOP:
         return OK;
     }
@@ -430,6 +539,8 @@ static void answer(struct conn *c, struct queue *q, const struct kvd_ring_submis
         if (e.code != SHORT)
             e.length = (uint64_t)snprintf((char *)slot, 1024, "fake: code %u", e.code);
     }
+    if (s->op == KVD_OP_VIEW_RELEASE && atomic_load(&fake->expires) == 2 && c->region != NULL)
+        forget(c);
     if (!quiet)
         complete(c, q, &e);
 }
@@ -439,6 +550,13 @@ static void garbage(struct conn *c, struct queue *q, const struct kvd_ring_submi
     struct kvd_ring_completion e = {.tag = s->tag, .version = rnd(), .length = rnd() % 64};
     unsigned char *slot = q->base + q->slots + (s->tag & (q->depth - 1)) * 1024ull;
     memset(slot, 0xee, rnd() % 1025);
+    if (s->op == KVD_OP_VIEW) {
+        if (c->region_number < 60 && rnd() % 4 == 0)
+            hand_over(c, rnd() % LIES);
+        e.region = rnd() % 4;
+        e.offset = rnd() % REGION;
+        e.flags = rnd() % 4 == 0 ? KVD_RING_CHUNKED : 0;
+    }
     e.code = (uint8_t)(rnd() % 3 == 0 ? rnd() % 30 : 0);
     e.outcome = (uint8_t)(e.code != 0 ? rnd() % 4 : rnd() % 8 == 0);
     switch (rnd() % 8) {

@@ -15,6 +15,27 @@ enum fake_mode {
     FAKE_ONE_QUEUE    /* refuses a second queue */
 };
 
+/* What the broker says of a view that is not so. */
+enum fake_lie {
+    LIE_NONE,
+    LIE_OFFSET,    /* a part begins behind the region */
+    LIE_LENGTH,    /* it ends there */
+    LIE_WRAPS,     /* its end is a small number again */
+    LIE_REGION,    /* the region has no such number */
+    LIE_UNTOLD,    /* nothing was said of the region */
+    LIE_SHORT,     /* its file is shorter */
+    LIE_UNSEALED,  /* and may become so */
+    LIE_UNALIGNED, /* it begins inside a page */
+    LIE_FILE,      /* it is a file of something else */
+    LIE_NO_FILE,   /* there is none */
+    LIE_EMPTY,     /* the value has no bytes */
+    LIE_FLAGS,     /* flags that nobody knows */
+    LIE_PARTS,     /* parts are longer than the value */
+    LIE_NO_PART,   /* a part has no bytes */
+    LIE_MANY,      /* parts are more than there are */
+    LIES
+};
+
 enum { FAKE_RECORDS = 64, FAKE_KEY = 256, FAKE_VALUE = 4 << 20 };
 
 struct fake_record {
@@ -34,6 +55,9 @@ struct fake {
     _Atomic uint32_t refuse;   /* a code with which HELLO is refused */
     _Atomic uint32_t code;     /* with which each operation is answered, and nothing done */
     _Atomic uint32_t outcome;
+    _Atomic uint32_t lie;      /* enum fake_lie, for views */
+    _Atomic uint32_t expires;  /* views do not hold */
+    _Atomic uint32_t views;    /* that are not released */
     _Atomic uint64_t version;
     uint64_t generation;       /* of the last HELLO */
     struct fake_record records[FAKE_RECORDS];

@@ -23,6 +23,24 @@ static void judge(const unsigned char *p, uint64_t capacity, int code, uint64_t 
         CHECK(p[EDGE + i] == 0x5a || p[EDGE + i] == 0);
 }
 
+/* look reads all that a view shows, and returns a code that *e has, too. */
+static int look(kvd_client *c, kvd_error *e) {
+    struct kvd_view *v;
+    const kvd_part *parts;
+    uint64_t n, sum = 0;
+    int code = kvd_view(c, "k", 1, rnd(), &v, NULL, e);
+    if (code != KVD_OK) {
+        CHECK(v == NULL);
+        return code;
+    }
+    if (kvd_view_parts(v, &parts, &n, e) == KVD_OK)
+        for (uint64_t i = 0; i < n; i++)
+            for (uint64_t k = 0; k < parts[i].length; k++)
+                sum += ((const unsigned char *)parts[i].address)[k];
+    CHECK(sum < UINT64_C(1) << 60);
+    return kvd_view_release(v, e);
+}
+
 static void calls(kvd_client *c) {
     static unsigned char p[MOST + 2 * EDGE];
     kvd_error e = {.size = sizeof e};
@@ -30,7 +48,7 @@ static void calls(kvd_client *c) {
     void *v;
     memset(p, 0x5a, sizeof p);
     int code = KVD_OK;
-    switch (rnd() % 8) {
+    switch (rnd() % 9) {
     case 0:
     case 1:
         code = kvd_get_into(c, "k", 1, p + EDGE, n, &got, NULL, &e);
@@ -63,6 +81,9 @@ static void calls(kvd_client *c) {
         n = n == 0 ? 1 : n;
         code = kvd_get_range(c, "k", 1, rnd(), p + EDGE, n, &got, NULL, &e);
         judge(p, n, code, got);
+        break;
+    case 8:
+        code = look(c, &e);
         break;
     }
     CHECK(code == e.code && code >= 0 && code <= KVD_SYSTEM && (code == KVD_OK) == (e.outcome == KVD_YES));

@@ -114,7 +114,8 @@ int count_maps(void) {
     char line[512];
     FILE *f = fopen("/proc/self/maps", "r");
     while (fgets(line, sizeof line, f) != NULL)
-        n += strstr(line, "memfd:kvd-arena") != NULL || strstr(line, "memfd:ring") != NULL || strstr(line, "memfd:kvd-ring") != NULL;
+        n += strstr(line, "memfd:kvd-arena") != NULL || strstr(line, "memfd:ring") != NULL || strstr(line, "memfd:kvd-ring") != NULL ||
+             strstr(line, "memfd:kvd-region") != NULL;
     fclose(f);
     return n;
 }
@@ -173,8 +174,10 @@ int main(int argc, char **argv) {
     }
     n += run(calls_tests, &b, argc, argv, from);
     n += run(batch_tests, &b, argc, argv, from);
+    n += run(seen_tests, &b, argc, argv, from);
     if (b.fake != NULL) {
         n += run(state_tests, &b, argc, argv, from);
+        n += run(view_tests, &b, argc, argv, from);
         n += run(fuzz_tests, &b, argc, argv, from);
         munmap(b.fake, sizeof *b.fake);
         unlink(b.path);

@@ -52,7 +52,7 @@ said valgrind
 grind="valgrind -q --leak-check=full --errors-for-leak-kinds=definite,indirect --error-exitcode=9"
 KVD_FUZZ=60 build/with_pidfd $grind build/kvd_test_valgrind fake build/fake
 if [ -n "$socket" ]; then
-    build/with_pidfd $grind build/kvd_test_valgrind real "$socket" "$namespace" one lengths mixed many loop
+    build/with_pidfd $grind build/kvd_test_valgrind real "$socket" "$namespace" one lengths mixed many loop seen
 fi
 
 said installed, pkg-config, C++

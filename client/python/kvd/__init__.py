@@ -13,6 +13,7 @@ Exceptions are below kvd.Error. Each has `outcome`, which tells whether the oper
 
 from ._client import Client, Key, Record, Registered, Seconds
 from ._core import Result
+from ._view import View
 from ._buffers import Buffer
 from ._errors import (
     BadArgument,
@@ -75,6 +76,7 @@ __all__ = [
     "TooLarge",
     "Unavailable",
     "Unsupported",
+    "View",
     "ViewExpired",
     "WrongType",
 ]

@@ -32,6 +32,7 @@ from typing import (
 from . import _errors, _lib
 from ._buffers import Buffer, Pinned, new_bytes
 from ._core import Batch, Core, Result
+from ._view import View
 
 Key = Union[bytes, str]
 """A key, of 1 to 1024 bytes; of a str those of its UTF-8."""
@@ -457,6 +458,14 @@ class Client:
             return int(call.number.value)
         finally:
             core.give(call)
+
+    def get_view(self, key: Key, *, hold: Optional[Seconds] = None) -> View:
+        """Shows a value where it is, without a copy, for `hold`: 1 s, and 10 s at most.
+
+        It raises NotFound, a KeyError, if there is no such key. Unsupported: the broker allows no views, or the value
+        is short, or in memory of another machine; use `get`. Busy: there are as many views as the broker allows.
+        """
+        return View(self._core, key_bytes(key), min(milliseconds(hold, "hold"), 0xFFFFFFFF))
 
     # Many records
 

@@ -72,6 +72,7 @@ class Core:
         self.free: List[Call] = []
         self.orphans: Deque["Batch"] = collections.deque()  # batches under way for which nobody waits any more
         self.registered: Dict[int, _buffers.Pinned] = {}
+        self.seen: Deque[int] = collections.deque()  # views that nobody has ended, nor looks at any more
         self.at_end: List[Callable[[], object]] = []  # called before the arena goes
         self.closed = False
         self._calls: "weakref.WeakSet[Call]" = weakref.WeakSet()
@@ -105,6 +106,7 @@ class Core:
             return
         for b in self._taken():
             b.finish()
+        self.sweep_views()
         self._end()
 
     def _taken(self) -> "Iterator[Batch]":
@@ -157,6 +159,16 @@ class Core:
         for b in self._taken():
             b.end()
 
+    def sweep_views(self) -> None:
+        """Releases views that nobody has ended. It asks the broker, so no finalizer does it."""
+        while self.seen:
+            try:
+                view = self.seen.popleft()
+            except IndexError:  # another thread was faster
+                return
+            _lib.kvd_view_release(view, None)
+            self._pieces.discard(view)
+
     def alloc(self, length: int) -> "ctypes.Array[ctypes.c_ubyte]":
         """Takes bytes of the arena. They are given back when nobody looks at them any more."""
         call = self.take()
@@ -180,6 +192,48 @@ class Core:
         self._pieces.discard(address)
         if self.closed:
             self._end()
+
+
+class Shown:
+    """What keeps the bytes of a kvd_view mapped: the view itself, and each part that somebody looks at.
+
+    Nothing here says whether the bytes are the value.
+    """
+
+    def __init__(self, core: Core, view: int) -> None:
+        self._core, self._view, self._ended = core, view, False
+        self._left: List[None] = []  # one for each part that is looked at; a pop is one step
+        core._pieces.add(view)
+
+    def memories(self, parts: List[Tuple[int, int]]) -> "List[ctypes.Array[ctypes.c_ubyte]]":
+        """Gives the parts, of which there is at least one. Whoever looks at one keeps it."""
+        all = [(ctypes.c_ubyte * length).from_address(address) for address, length in parts]
+        self._left.extend([None] * len(all))
+        for memory in all:
+            weakref.finalize(memory, self._leave).atexit = False
+        return all
+
+    def end(self, call: Call) -> int:
+        """Asks the broker for its verdict, and gives a code."""
+        code: int = _lib.kvd_view_end(self._view, call.error_ref)
+        self._ended = True
+        return code
+
+    def _leave(self) -> None:
+        """Counts parts down. The last one lets the memory go."""
+        self._left.pop()
+        core = self._core
+        if self._left or os.getpid() != core.pid:
+            return
+        if not self._ended:
+            core.seen.append(self._view)
+            if core.closed:
+                core.close()
+            return
+        _lib.kvd_view_release(self._view, None)  # asks nobody
+        core._pieces.discard(self._view)
+        if core.closed:
+            core._end()
 
 
 def _closed() -> _errors.Error:

@@ -168,7 +168,7 @@ class Busy(Error):
 
 
 class ViewExpired(Error):
-    """The view was not released in time."""
+    """What was read through a view may be other bytes than the value's. Throw it away, with all that came of it."""
 
     code = Code.VIEW_EXPIRED
 

@@ -79,6 +79,12 @@ class Write(ctypes.Structure):
     ]
 
 
+class Part(ctypes.Structure):
+    """kvd_part."""
+
+    _fields_ = [("address", c_void_p), ("length", c_uint64)]
+
+
 # kvd_result: size, outcome, code, flags, length, version, expires_ms, number. One unpack is faster than eight fields.
 RESULT = struct.Struct("=IiiIQQQq")
 
@@ -143,6 +149,10 @@ kvd_delete_if = _declare(wait, "kvd_delete_if", c_int, _client, *_key, _how, _er
 kvd_incr = _declare(wait, "kvd_incr", c_int, _client, *_key, c_int64, POINTER(c_int64), _record, _error)
 kvd_touch = _declare(wait, "kvd_touch", c_int, _client, *_key, c_uint64, _record, _error)
 kvd_exists = _declare(wait, "kvd_exists", c_int, _client, *_key, _record, _error)
+kvd_view = _declare(wait, "kvd_view", c_int, _client, *_key, c_uint32, POINTER(c_void_p), _record, _error)
+kvd_view_parts = _declare(quick, "kvd_view_parts", c_int, c_void_p, POINTER(POINTER(Part)), _length, _error)
+kvd_view_end = _declare(wait, "kvd_view_end", c_int, c_void_p, _error)
+kvd_view_release = _declare(wait, "kvd_view_release", c_int, c_void_p, _error)
 kvd_exists_prefix = _declare(
     wait, "kvd_exists_prefix", c_int, _client, POINTER(c_char_p), _length, c_uint64, _length, _error
 )

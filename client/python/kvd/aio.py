@@ -35,6 +35,7 @@ from . import _client, _errors, _lib
 from ._buffers import Buffer, Pinned, new_bytes
 from ._client import Key, Record, Registered, Seconds
 from ._core import Batch, Result
+from ._view import View
 
 T = TypeVar("T")
 
@@ -256,6 +257,13 @@ class Client:
             return b.raws()[0][-1]
 
         return await self._batch(lambda b: b.incr(k, delta), 1, take)
+
+    async def get_view(self, key: Key, *, hold: Optional[Seconds] = None) -> View:
+        """Shows a value where it is, as kvd.Client.get_view does. A thread of the loop's executor asks for it.
+
+        Leave its `with` as ever: that asks the broker, and takes some microseconds.
+        """
+        return await self._aside(functools.partial(self._opened().get_view, key, hold=hold))
 
     # Many records
 

@@ -8,13 +8,15 @@ A tensor of another device goes by memory of the arena. `register` makes these c
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Optional, Sequence, Union
 
 import torch
 
 from . import _errors
-from ._client import Client, Key, dimensions
+from ._client import Client, Key, Seconds, dimensions
+from ._view import View
 
 
 def empty(client: Client, shape: Union[int, Sequence[int]], dtype: "torch.dtype" = torch.float32) -> "torch.Tensor":
@@ -61,6 +63,56 @@ def load(client: Client, key: Key, tensor: "torch.Tensor") -> None:
         if not tensor.is_contiguous():
             raise BufferError("the tensor is not contiguous")
         tensor.copy_(there)  # waits: the memory is given back behind it
+
+
+class Loading:
+    """A copy of a view to a tensor, see `start_load`. Until `wait` has returned the tensor's content is not to be used."""
+
+    def __init__(self, view: View, event: Any) -> None:
+        self._view, self._event = view, event
+
+    def done(self) -> bool:
+        """Tells whether `wait` would return at once, but for the verdict."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """Waits for the copy's end, and releases the view behind it.
+
+        ViewExpired, or another error: the tensor may have other bytes than the value's. Load it again.
+        """
+        if self._event is not None:
+            self._event.synchronize()
+        self._view.release()
+
+
+def start_load(client: Client, key: Key, tensor: "torch.Tensor", *, hold: Optional[Seconds] = None) -> Loading:
+    """Begins to copy a value from where it is into a contiguous tensor of any device, and gives what to wait for.
+
+    On a device the copy goes on behind the calls of its present stream. Exceptions are those of
+    kvd.Client.get_view, with the tensor as before. ValueError: the value has another number of bytes.
+    """
+    if not tensor.is_contiguous():
+        raise BufferError("the tensor is not contiguous")
+    view = client.get_view(key, hold=hold)
+    event = None
+    try:
+        want = tensor.numel() * tensor.element_size()
+        if view.length != want:
+            raise ValueError(f"the value has {view.length} bytes, and the tensor {want}")
+        to, at = tensor.detach().reshape(-1).view(torch.uint8), 0
+        for part in view._memories:  # not `parts`: torch warns of memory that is read-only
+            to[at : at + len(part)].copy_(torch.frombuffer(part, dtype=torch.uint8), non_blocking=True)
+            at += len(part)
+        if tensor.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(tensor.device))
+    except BaseException:
+        if tensor.device.type == "cuda":
+            torch.cuda.synchronize(tensor.device)  # some parts may be under way
+        with contextlib.suppress(_errors.Error):
+            view.release()
+        raise
+    return Loading(view, event)
 
 
 def save(client: Client, key: Key, tensor: "torch.Tensor", **how: Any) -> Optional[int]:

@@ -9,13 +9,15 @@ It speaks the ring of client/c/kvd_ring.h, and keys tell it to misbehave:
     lost:…     a write happens, and is answered with "unknown"
     CODE/…     is answered with that code, a number
     die:…      the broker exits, with the entry taken
+    over:…     a view of it does not hold
 
-Some say what it has seen: "held" is how many entries are held, "moves" the memory and offset of the last GETs and
+Some say what it has seen: "held" is how many entries are held, "views" the views, "moves" the memory and offset of the last GETs and
 PUTs, as lines of "op memory offset".
 """
 
 import collections
 import ctypes
+import fcntl
 import mmap
 import os
 import select
@@ -27,13 +29,14 @@ import time
 MAGIC, DEPTH, SLOT, PAGE = 0x4B564442, 64, 1024, 4096
 SQ_TAIL, SQ_HEAD, BROKER_SLEEPS, CQ_TAIL, CLIENT_SLEEPS, BROKER_CPU = (n // 4 for n in (64, 128, 192, 256, 384, 448))
 GET, PUT, DELETE, EXISTS, TOUCH, INCR, SCAN, DELETE_PREFIX, GET_RANGE = range(1, 10)
-CANCEL = 14
+VIEW, VIEW_RELEASE, CANCEL = 10, 11, 14
+REGION, PART = 16 << 20, 2 << 20
 SUBMISSION = struct.Struct("<BBHIIIQQQQIIQ")
 COMPLETION = struct.Struct("<IBBHQQQIIQQII")
 MAX_VALUE = 64 << 20
 
 OK, NOT_FOUND, CONDITION, TOO_LARGE, SHORT, WRONG, TIMEOUT, CANCELLED = range(8)
-UNSUPPORTED = 19
+VIEW_EXPIRED, UNSUPPORTED = 16, 19
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -114,11 +117,13 @@ class Queue:
             self.words[SQ_HEAD] = self.head
         return out
 
-    def answer(self, tag, outcome, code, length=0, version=0, expires=0, flags=0, slot=b""):
+    def answer(self, tag, outcome, code, length=0, version=0, expires=0, flags=0, slot=b"", view=(0, 0, 0)):
+        """`view` is of a view: whether it has several parts, its region, and its offset there."""
         at = self.slots + (tag % DEPTH) * SLOT
         self.map[at : at + len(slot)] = slot
         at = self.cq + (self.tail % DEPTH) * 64
-        COMPLETION.pack_into(self.map, at, tag, outcome, code, 0, length, version, expires, 0, 0, 0, 0, flags, 0)
+        COMPLETION.pack_into(self.map, at, tag, outcome, code, view[0], length, version, expires, 0, view[1], view[2],
+                             0, flags, 0)  # fmt: skip
         self.tail = (self.tail + 1) & 0xFFFFFFFF
         self.words[CQ_TAIL] = self.tail
         if self.words[CLIENT_SLEEPS]:
@@ -132,7 +137,7 @@ class Connection:
     def __init__(self, broker, sock):
         self.broker, self.sock = broker, sock
         self.queues, self.memory, self.held = [], {}, []
-        self.next = 2
+        self.next, self.region, self.views = 2, None, {}
 
     def send(self, kind, serial, body=b"", fds=()):
         packet = struct.pack("<HHIII", kind, 0, 16 + len(body), serial, 0) + body
@@ -206,6 +211,9 @@ class Connection:
         if e.key == b"held":
             n = sum(len(c.held) for c in self.broker.connections.values())
             self.broker.store.put(e.key, b"%d" % n, 0, 0)
+        elif e.key == b"views":
+            n = sum(len(c.views) for c in self.broker.connections.values())
+            self.broker.store.put(e.key, b"%d" % n, 0, 0)
         elif e.key == b"moves":
             self.broker.store.put(e.key, b"\n".join(self.broker.moves), 0, 0)
         elif e.op in (GET, PUT):
@@ -228,7 +236,9 @@ class Connection:
             value, record = self.do(e)
             if e.key.startswith(b"lost:") and e.op not in (GET, GET_RANGE, EXISTS):
                 raise Failure(TIMEOUT, 2)
-            slot = b""
+            slot, view = b"", (0, 0, 0)
+            if e.op == VIEW:
+                slot, view = self.show(e, value)
             if e.op in (GET, GET_RANGE, SCAN):
                 if e.memory:
                     self.memory[e.memory][e.offset : e.offset + len(value)] = value
@@ -236,10 +246,25 @@ class Connection:
                     slot = value
             elif e.op == INCR:
                 slot = value
-            q.answer(e.tag, 0, OK, len(value), record[1], record[3], record[2], slot)
+            q.answer(e.tag, 0, OK, len(value), record[1], record[3], record[2], slot, view)
         except Failure as f:
             text = b"" if f.code == SHORT else b"as the test wants it"
             q.answer(e.tag, f.outcome, f.code, f.length or len(text), slot=text)
+
+    def show(self, e, value):
+        """Gives what the slot and the completion say of a view."""
+        if self.region is None:
+            fd = os.memfd_create("kvd-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, REGION)
+            self.region = mmap.mmap(fd, REGION)
+            fcntl.fcntl(fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
+            self.send(68, 0, struct.pack("<IIQQ", 1, 0, REGION, 0), [fd])
+            os.close(fd)
+        self.region[64 : 64 + len(value)] = value
+        self.views[e.word] = e.key
+        parts = [(64 + i, min(PART, len(value) - i)) for i in range(0, len(value), PART)]
+        slot = b"".join(struct.pack("<QQ", *p) for p in parts)
+        return (slot, (1, 1, 64)) if len(parts) > 1 else (b"", (0, 1, 64))
 
     def do(self, e):
         """Gives the bytes of the answer, and value, version, flags and expiry of the record."""
@@ -271,6 +296,11 @@ class Connection:
                     return out, (None, i, 0, 0)
                 out += entry
             return out, (None, 0, 0, 0)
+        if e.op == VIEW_RELEASE:
+            key = self.views.pop(e.word, b"over:")
+            if key.startswith(b"over:"):
+                raise Failure(VIEW_EXPIRED)
+            return b"", (None, 0, 0, 0)
         if e.op == DELETE_PREFIX:
             raise Failure(UNSUPPORTED)
         if not r:
@@ -282,6 +312,10 @@ class Connection:
             return b"", store.records[e.key]
         if e.op == GET_RANGE:
             return r[0][e.word : e.word + e.length], r
+        if e.op == VIEW:
+            if len(r[0]) < 8192:
+                raise Failure(UNSUPPORTED)
+            return r[0], r
         if e.op != GET:
             raise Failure(UNSUPPORTED)
         capacity = e.length if e.memory else min(e.length, SLOT)

@@ -52,6 +52,26 @@ class Tensors:
         kvd.torch.save(self.client, "grad", torch.ones(2, requires_grad=True), ttl=50)
         self.assertIsNotNone(self.client.get_record("grad").expires)
 
+    def test_views(self):
+        for n in (10_000, 2_500_000):  # floats: a part, and several
+            with self.subTest(n=n):
+                t = torch.arange(n, dtype=torch.float32).view(100, -1)
+                kvd.torch.save(self.client, "v", t)
+                got = torch.zeros_like(t)
+                loading = kvd.torch.start_load(self.client, "v", got)
+                self.assertTrue(loading.done())
+                loading.wait()
+                self.assertTrue(torch.equal(got, t))
+        for wrong, error in (("v", ValueError), ("absent", kvd.NotFound)):
+            before = torch.ones(5000)
+            with self.assertRaises(error):
+                kvd.torch.start_load(self.client, wrong, before)
+            self.assertTrue(torch.equal(before, torch.ones(5000)))
+        with self.assertRaises(BufferError):
+            kvd.torch.start_load(self.client, "v", torch.zeros(4, 4)[:, ::2])
+        with self.client.get_view("v"):  # none of the others is left
+            pass
+
     def test_empty(self):
         t = kvd.torch.empty(self.client, (0, 5))
         kvd.torch.save(self.client, "none", t)
@@ -101,10 +121,20 @@ class Tensors:
         t = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
         kvd.torch.save(self.client, "cuda", t)
         self.assertTrue(torch.equal(kvd.torch.get(self.client, "cuda", 1 << 20, device="cuda"), t))
+        got = torch.zeros_like(t)
+        kvd.torch.start_load(self.client, "cuda", got).wait()
+        self.assertTrue(torch.equal(got, t))
 
 
 class FakeTensors(Tensors, Case):
     broker_kind = Fake
+
+    def test_expired(self):
+        kvd.torch.save(self.client, "over:1", torch.ones(5000))
+        loading = kvd.torch.start_load(self.client, "over:1", torch.zeros(5000))
+        for _ in range(2):
+            self.raises(kvd.ViewExpired, kvd.Outcome.NO, loading.wait)
+        self.assertEqual(self.client.get("views"), b"0")
 
 
 class DevTensors(Tensors, Case):
