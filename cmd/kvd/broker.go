@@ -212,7 +212,8 @@ func openBroker(ctx context.Context, o brokerOptions) (b *runningBroker, err err
 	c := o.settings
 	s := broker.Socket{Name: filepath.Base(c.Listen), Listener: o.listener, Namespaces: map[string]*client.Client{},
 		Default: c.Namespaces[0], UIDs: o.uids, Secret: o.secret,
-		Limits: broker.Limits{Clients: c.MaxClients, ArenaBytes: int64(c.ArenaMemory), Timeout: c.Timeout}}
+		Limits: broker.Limits{Clients: c.MaxClients, ArenaBytes: int64(c.ArenaMemory), Timeout: c.Timeout,
+			Pins: c.MaxPins}}
 	for _, name := range c.Namespaces {
 		if s.Namespaces[name] != nil {
 			continue

@@ -32,6 +32,7 @@ type Limits struct {
 	HelloTime   time.Duration // until the first message; default 2 s
 	Timeout     time.Duration // of an operation that names none; default 10 s
 	LongTimeout time.Duration // the longest that one may name; default a minute
+	Pins        int           // pins whose time is not over, also of keys that were unpinned; default 1,048,576
 }
 
 func (l *Limits) fill() {
@@ -41,6 +42,7 @@ func (l *Limits) fill() {
 	def(&l.HelloTime, 2*time.Second)
 	def(&l.Timeout, 10*time.Second)
 	def(&l.LongTimeout, time.Minute)
+	def(&l.Pins, 1<<20)
 }
 
 func def[T comparable](p *T, v T) {
@@ -82,6 +84,7 @@ type tenant struct {
 	stats Counters
 	// copies bounds the PUTs that are copied first, at a time: each may be as long as a value.
 	copies chan struct{}
+	pins   pins
 	mu     struct {
 		sync.Mutex
 		conns map[*conn]struct{}
