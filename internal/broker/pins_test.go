@@ -8,14 +8,15 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/ring"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// TestExists: questions that are queued at once are one Do, read no value, and tell what there is. Who wants the length
-// gets it.
+// TestExists: questions that are queued at once are one Do, read no value, and tell what there is. The length comes if
+// it is asked for.
 func TestExists(t *testing.T) {
 	const n = 64
 	w := newWorld(t, nil)
@@ -44,7 +45,7 @@ func TestExists(t *testing.T) {
 		t.Errorf("%d questions were %d of the client's, and %d GETs", n, after.Ops["exists"]-before.Ops["exists"],
 			after.Ops["get"]-before.Ops["get"])
 	}
-	// One alone, with a timeout of its own, beside one that asks for the length.
+	// Beside them are one with a timeout of its own, and one that asks for the length.
 	alone := p.start(ring.Submission{Op: ring.OpExists, Word: ring.WithoutLength}, "k", "")
 	other := p.start(ring.Submission{Op: ring.OpExists, Word: ring.WithoutLength, Timeout: 30_000}, "k", "")
 	long := p.start(ring.Submission{Op: ring.OpExists}, "k", "")
@@ -60,6 +61,9 @@ func TestExists(t *testing.T) {
 // TestPins: a program pins and unpins keys of a cache that allows it, and as many as its socket may.
 func TestPins(t *testing.T) {
 	const limit = 8
+	if ring.MaxPin*time.Millisecond != client.MaxPin {
+		t.Errorf("programs pin for %v, and clients for %v", ring.MaxPin*time.Millisecond, client.MaxPin)
+	}
 	cache := devstore.Namespace{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, BytesPerNode: 16 << 20}
 	w := newWorldOf(t, []devstore.Namespace{cache}, func(s *Socket) { s.Limits.Pins = limit }, nil)
 	p := w.open(t, "cache", 0, ring.Hello{})

@@ -15,7 +15,8 @@ func Header() string {
 		{"MIN_DEPTH", MinDepth}, {"MAX_DEPTH", MaxDepth}, {"SLOT", SlotSize}, {"MAX_QUEUES", MaxQueues},
 		{"SQ_TAIL", offSQTail}, {"SQ_HEAD", offSQHead}, {"BROKER_SLEEPS", offBrokerSleeps}, {"CQ_TAIL", offCQTail},
 		{"CQ_HEAD", offCQHead}, {"CLIENT_SLEEPS", offClientSleeps}, {"BROKER_CPU", offBrokerCPU},
-		{"CLIENT_CPU", offClientCPU}, {"MAX_MESSAGE", MaxMessage}, {"MAX_FILES", MaxFiles}, {"WITHOUT_LENGTH", WithoutLength}, {"MAX_PIN", MaxPin}})
+		{"CLIENT_CPU", offClientCPU}, {"MAX_MESSAGE", MaxMessage}, {"MAX_FILES", MaxFiles},
+		{"WITHOUT_LENGTH", WithoutLength}, {"MAX_PIN", MaxPin}})
 	b.WriteString(`struct kvd_ring_header {
     uint32_t magic;
     uint16_t major, minor;

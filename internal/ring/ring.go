@@ -10,8 +10,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-
-	"github.com/kvd-project/kvd/internal/layout"
 )
 
 const (
@@ -79,7 +77,7 @@ const (
 const WithoutLength = 1
 
 // MaxPin is how long a PIN may last, in milliseconds.
-const MaxPin = layout.MaxPinMillis
+const MaxPin = 70 * 60 * 1000
 
 // Flags of submissions; a PUT or DELETE has one of them at most.
 const (
