@@ -11,6 +11,10 @@ import (
 // MaxPin is how long a pin may last from now on.
 const MaxPin = layout.MaxPinMillis * time.Millisecond
 
+// ErrNoPins: the namespace is a cache that lets no key be pinned; see kvctl namespace set --max-pinned. It is an
+// ErrInvalid, too.
+var ErrNoPins = fmt.Errorf("%w: no key of the namespace may be pinned (kvctl namespace set --max-pinned)", ErrInvalid)
+
 // Pin has eviction pass over key until a time at most MaxPin from now, or returns ErrNotFound. The time goes by this
 // machine's clock, and by the clocks of those who evict. The latest of several pins counts. A use or a Put of the key
 // leaves it pinned; a Delete does not, and it expires as ever.
@@ -43,7 +47,7 @@ func (c *Client) checkPin(until time.Time) error {
 	case d > MaxPin:
 		return fmt.Errorf("%w: pinned for %v, want %v at most", ErrInvalid, d.Round(time.Second), MaxPin)
 	case s.evicts.Load() && s.pinned.Load() == 0:
-		return fmt.Errorf("%w: no key of the namespace may be pinned (kvctl namespace set --max-pinned)", ErrInvalid)
+		return ErrNoPins
 	}
 	return nil
 }

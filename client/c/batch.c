@@ -168,7 +168,20 @@ PUBLIC int kvd_batch_add_touch(kvd_batch *b, const void *key, uint64_t key_bytes
 }
 
 PUBLIC int kvd_batch_add_exists(kvd_batch *b, const void *key, uint64_t key_bytes, kvd_error *error) {
+    return add_plain(b, KVD_OP_EXISTS, key, key_bytes, KVD_RING_WITHOUT_LENGTH, 0, error);
+}
+
+PUBLIC int kvd_batch_add_length(kvd_batch *b, const void *key, uint64_t key_bytes, kvd_error *error) {
     return add_plain(b, KVD_OP_EXISTS, key, key_bytes, 0, 0, error);
+}
+
+PUBLIC int kvd_batch_add_pin(kvd_batch *b, const void *key, uint64_t key_bytes, uint64_t pin_ms, kvd_error *error) {
+    int code = kvd__pin_time(pin_ms, error);
+    return code != KVD_OK ? code : add_plain(b, KVD_OP_PIN, key, key_bytes, 0, pin_ms, error);
+}
+
+PUBLIC int kvd_batch_add_unpin(kvd_batch *b, const void *key, uint64_t key_bytes, kvd_error *error) {
+    return add_plain(b, KVD_OP_UNPIN, key, key_bytes, 0, 0, error);
 }
 
 PUBLIC int kvd_batch_submit(kvd_batch *b, kvd_error *error) {

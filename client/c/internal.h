@@ -282,6 +282,7 @@ int kvd__view_found(struct kvd_view *v, const struct kvd_ring_completion *e, con
 /* ops.c */
 int kvd__run(kvd_client *c, struct op *op, kvd_error *error);
 int kvd__key(const void *key, uint64_t key_bytes, uint64_t least, kvd_error *error);
+int kvd__pin_time(uint64_t ms, kvd_error *error);
 int kvd__how(const kvd_write *how, kvd_write *out, kvd_error *error);
 int kvd__op_error(struct op *op, kvd_error *error);
 void kvd__op_free(struct op *op);

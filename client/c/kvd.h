@@ -267,8 +267,25 @@ int kvd_incr(kvd_client *client, const void *key, uint64_t key_bytes, int64_t de
 int kvd_touch(kvd_client *client, const void *key, uint64_t key_bytes, uint64_t ttl_ms, kvd_record *record,
               kvd_error *error);
 
-/* kvd_exists tells whether a record is there: KVD_OK or KVD_NOT_FOUND. It moves no value. */
+/*
+ * kvd_exists tells whether a record is there: KVD_OK or KVD_NOT_FOUND. It moves no value, and is no use of the record.
+ * A kvd_record asks for the value's length, too, which costs more; a collection is KVD_WRONG_TYPE then.
+ */
 int kvd_exists(kvd_client *client, const void *key, uint64_t key_bytes, kvd_record *record, kvd_error *error);
+
+/* The longest time of a pin: 70 minutes. */
+#define KVD_MAX_PIN_MS 4200000u
+
+/*
+ * kvd_pin has eviction pass over a record for pin_ms from now on, 1 to KVD_MAX_PIN_MS. Of several pins the latest end
+ * counts. KVD_NOT_FOUND: there is no such record. KVD_UNSUPPORTED: this broker knows no pins, or the namespace is a
+ * cache that allows none (kvctl namespace set --max-pinned). KVD_BUSY: the socket's limit of pins is reached.
+ * A pin is a hint: it may be lost, which costs a miss. Where nothing is evicted it only looks for the record.
+ */
+int kvd_pin(kvd_client *client, const void *key, uint64_t key_bytes, uint64_t pin_ms, kvd_error *error);
+
+/* kvd_unpin ends the pins of a record, of whoever began them. KVD_NOT_FOUND: there is no such record. */
+int kvd_unpin(kvd_client *client, const void *key, uint64_t key_bytes, kvd_error *error);
 
 /* ---- Views. They show a value where it is, without a copy. ---- */
 
@@ -310,7 +327,8 @@ int kvd_view_release(struct kvd_view *view, kvd_error *error);
 /* ---- Many records ---- */
 
 /*
- * kvd_exists_prefix asks for n keys at once; *leading is how many there are from the first on without a gap.
+ * kvd_exists_prefix asks for n keys at once; *leading is how many there are from the first on without a gap. It is no
+ * use of the records.
  * keys[i] has key_bytes[i] bytes. After an error *leading counts those in front of the key that failed.
  */
 int kvd_exists_prefix(kvd_client *client, const void *const *keys, const uint64_t *key_bytes, uint64_t n,
@@ -350,7 +368,12 @@ int kvd_batch_add_delete(kvd_batch *batch, const void *key, uint64_t key_bytes, 
                          kvd_error *error);
 int kvd_batch_add_incr(kvd_batch *batch, const void *key, uint64_t key_bytes, int64_t delta, kvd_error *error);
 int kvd_batch_add_touch(kvd_batch *batch, const void *key, uint64_t key_bytes, uint64_t ttl_ms, kvd_error *error);
+int kvd_batch_add_pin(kvd_batch *batch, const void *key, uint64_t key_bytes, uint64_t pin_ms, kvd_error *error);
+int kvd_batch_add_unpin(kvd_batch *batch, const void *key, uint64_t key_bytes, kvd_error *error);
+
+/* kvd_batch_add_exists is kvd_exists without a kvd_record: the result has no length. kvd_batch_add_length has it. */
 int kvd_batch_add_exists(kvd_batch *batch, const void *key, uint64_t key_bytes, kvd_error *error);
+int kvd_batch_add_length(kvd_batch *batch, const void *key, uint64_t key_bytes, kvd_error *error);
 
 /*
  * kvd_batch_submit starts all entries and does not wait for them. It returns an error only if none was started and

@@ -23,6 +23,8 @@ enum {
     KVD_RING_MAX_FILES = 8,
     KVD_RING_MAX_PARTS = 64,
     KVD_RING_CHUNKED = 1,
+    KVD_RING_WITHOUT_LENGTH = 1,
+    KVD_RING_MAX_PIN = 4200000,
 };
 struct kvd_ring_header {
     uint32_t magic;

@@ -11,6 +11,13 @@ int kvd__key(const void *key, uint64_t key_bytes, uint64_t least, kvd_error *err
     return KVD_OK;
 }
 
+/* kvd__pin_time checks how long a pin lasts. */
+int kvd__pin_time(uint64_t ms, kvd_error *error) {
+    if (ms == 0 || ms > KVD_RING_MAX_PIN)
+        return kvd__fail(error, KVD_NO, KVD_ARGUMENT, 0, "a pin lasts from a millisecond to 70 minutes");
+    return KVD_OK;
+}
+
 /* kvd__how copies and checks a kvd_write. */
 int kvd__how(const kvd_write *how, kvd_write *out, kvd_error *error) {
     memset(out, 0, sizeof *out);
@@ -344,5 +351,15 @@ PUBLIC int kvd_touch(kvd_client *c, const void *key, uint64_t key_bytes, uint64_
 }
 
 PUBLIC int kvd_exists(kvd_client *c, const void *key, uint64_t key_bytes, kvd_record *record, kvd_error *error) {
-    return plain(c, KVD_OP_EXISTS, key, key_bytes, 0, 0, NULL, record, error);
+    uint64_t word = record == NULL ? KVD_RING_WITHOUT_LENGTH : 0;
+    return plain(c, KVD_OP_EXISTS, key, key_bytes, word, 0, NULL, record, error);
+}
+
+PUBLIC int kvd_pin(kvd_client *c, const void *key, uint64_t key_bytes, uint64_t pin_ms, kvd_error *error) {
+    int code = kvd__pin_time(pin_ms, error);
+    return code != KVD_OK ? code : plain(c, KVD_OP_PIN, key, key_bytes, 0, pin_ms, NULL, NULL, error);
+}
+
+PUBLIC int kvd_unpin(kvd_client *c, const void *key, uint64_t key_bytes, kvd_error *error) {
+    return plain(c, KVD_OP_UNPIN, key, key_bytes, 0, 0, NULL, NULL, error);
 }

@@ -213,7 +213,7 @@ func openBroker(ctx context.Context, o brokerOptions) (b *runningBroker, err err
 	s := broker.Socket{Name: filepath.Base(c.Listen), Listener: o.listener, Namespaces: map[string]*client.Client{},
 		Default: c.Namespaces[0], UIDs: o.uids, Secret: o.secret,
 		Limits: broker.Limits{Clients: c.MaxClients, ArenaBytes: int64(c.ArenaMemory), Timeout: c.Timeout,
-			ViewBytes: int64(c.ViewMemory), Views: c.Views}}
+			Pins: c.MaxPins, ViewBytes: int64(c.ViewMemory), Views: c.Views}}
 	for _, name := range c.Namespaces {
 		if s.Namespaces[name] != nil {
 			continue

@@ -37,6 +37,7 @@ type Limits struct {
 	ViewBytes  int64
 	Views      int           // how many these may be; default 64
 	RegionTime time.Duration // until a region in which a program has no View is taken back; default 10 s
+	Pins       int           // pins whose time is not over, also of keys that were unpinned; default 1,048,576
 }
 
 func (l *Limits) fill() {
@@ -48,6 +49,7 @@ func (l *Limits) fill() {
 	def(&l.LongTimeout, time.Minute)
 	def(&l.Views, 64)
 	def(&l.RegionTime, 10*time.Second)
+	def(&l.Pins, 1<<20)
 }
 
 func def[T comparable](p *T, v T) {
@@ -89,6 +91,7 @@ type tenant struct {
 	stats Counters
 	// copies bounds the PUTs that are copied first, at a time: each may be as long as a value.
 	copies chan struct{}
+	pins   pins
 	mu     struct {
 		sync.Mutex
 		conns map[*conn]struct{}

@@ -26,6 +26,7 @@ import (
 
 // world is a store and a broker with a socket for each of two tenants.
 type world struct {
+	st    *devstore.Store
 	b     *Broker
 	paths map[string]string // by socket
 	c     map[string]*client.Client
@@ -36,14 +37,20 @@ func newWorld(t testing.TB, change func(s *Socket)) *world { return newWorldWith
 // newWorldWith has events for the first tenant's client.
 func newWorldWith(t testing.TB, change func(s *Socket), events *client.Events) *world {
 	t.Helper()
-	st, err := devstore.Start(t.Context(), devstore.Options{CapacityBytes: 256 << 20,
-		Namespaces: []devstore.Namespace{{Name: "default"}, {Name: "other"}}})
+	return newWorldOf(t, []devstore.Namespace{{Name: "default"}, {Name: "other"}}, change, events)
+}
+
+// newWorldOf has a tenant for each namespace.
+func newWorldOf(t testing.TB, spaces []devstore.Namespace, change func(s *Socket), events *client.Events) *world {
+	t.Helper()
+	st, err := devstore.Start(t.Context(), devstore.Options{CapacityBytes: 256 << 20, Namespaces: spaces})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{paths: map[string]string{}, c: map[string]*client.Client{}}
+	w := &world{st: st, paths: map[string]string{}, c: map[string]*client.Client{}}
 	var sockets []Socket
-	for _, ns := range []string{"default", "other"} {
+	for _, space := range spaces {
+		ns := space.Name
 		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Namespace: ns,
 			Devices: st.Devices(), Events: events})
 		if err != nil {
@@ -499,6 +506,9 @@ func TestBadSubmissions(t *testing.T) {
 		"a length that wraps":         {Op: ring.OpGet, Memory: arena, Offset: 2, Length: 1<<64 - 1},
 		"a scan with too little room": {Op: ring.OpScan, Memory: arena, Length: 100},
 		"a range beyond all":          {Op: ring.OpGetRange, Word: 1 << 63, Length: 1},
+		"a pin for no time":           {Op: ring.OpPin},
+		"a pin for too long":          {Op: ring.OpPin, TTL: ring.MaxPin + 1},
+		"a pin for ever":              {Op: ring.OpPin, TTL: 1<<64 - 1},
 	} {
 		key := "key"
 		if what == "no key" {
@@ -509,7 +519,7 @@ func TestBadSubmissions(t *testing.T) {
 			t.Errorf("%s: no text", what)
 		}
 	}
-	for _, op := range []ring.Op{0, ring.OpView, ring.OpPin, ring.OpNop + 1, 255} {
+	for _, op := range []ring.Op{0, ring.OpView, ring.OpNop + 1, 255} {
 		c, _ := p.one(ring.Submission{Op: op}, "key", "")
 		p.want(fmt.Sprint("operation ", op), c, ring.No, ring.Unsupported)
 	}

@@ -3,6 +3,7 @@ package broker
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -38,9 +39,10 @@ type group struct {
 type item struct {
 	sub ring.Submission
 	key []byte
-	m   *memory // in use; nil: the slot
-	buf []byte  // where the value is, or goes
-	sum *int64  // of an INCR
+	m   *memory   // in use; nil: the slot
+	buf []byte    // where the value is, or goes
+	sum *int64    // of an INCR
+	end time.Time // of a PIN
 }
 
 func newGroup(q *queue) *group {
@@ -175,6 +177,16 @@ func (q *queue) check(s *ring.Submission, keys *[]byte) (it item, no *ring.Compl
 		if it.m, it.buf = q.c.within(s.Memory, s.Offset, s.Length); it.m == nil {
 			return it, bad("the bytes are not within a memory of this connection")
 		}
+	case ring.OpPin:
+		if s.TTL == 0 || s.TTL > ring.MaxPin {
+			return it, bad("a pin lasts from a millisecond to 70 minutes")
+		}
+		now := time.Now()
+		it.end = now.Add(ttl(s))
+		if !q.c.t.pins.take(now, it.end, q.c.t.Limits.Pins) {
+			return it, q.failure(s.Tag, ring.No, ring.Busy, fmt.Sprintf("%d keys are pinned, which is this socket's "+
+				"limit", q.c.t.Limits.Pins))
+		}
 	}
 	return it, nil
 }
@@ -193,6 +205,13 @@ func (it *item) op() (op client.Op, ok bool) {
 		}
 	case ring.OpDelete:
 		op.Kind = client.OpDelete
+	case ring.OpExists:
+		if s.Word != ring.WithoutLength {
+			return op, false // Do tells no lengths
+		}
+		op.Kind = client.OpExists
+	case ring.OpPin, ring.OpUnpin:
+		op.Kind, op.Expires = client.OpPin, it.end
 	case ring.OpTouch:
 		op.Kind, op.Typed, op.Update = client.OpUpdate, true, touched(s)
 	case ring.OpIncr:
@@ -253,6 +272,9 @@ func (q *queue) answer(it *item, op *client.Op) *ring.Completion {
 	}
 	x := &ring.Completion{Tag: s.Tag, Version: op.Item.Version}
 	if op.Err != nil {
+		if s.Op == ring.OpPin {
+			q.c.t.pins.giveBack(it.end)
+		}
 		return q.failed(s, op.Err, op.Size)
 	}
 	if s.Op == ring.OpPut {
@@ -260,8 +282,9 @@ func (q *queue) answer(it *item, op *client.Op) *ring.Completion {
 	}
 	if s.Op == ring.OpGet {
 		q.c.t.stats.Bytes.Add(uint64(op.Size))
-		x.Length, x.ValueFlags, x.Expires = uint64(op.Size), op.Item.Flags, unixMS(op.Item.Expires)
+		x.Length, x.ValueFlags = uint64(op.Size), op.Item.Flags
 	}
+	x.Expires = unixMS(op.Item.Expires) // of what is read; else it has none
 	if it.sum != nil {
 		x.Length = uint64(len(strconv.AppendInt(q.server.Slot(s.Tag)[:0], *it.sum, 10)))
 	}

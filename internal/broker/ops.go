@@ -19,10 +19,11 @@ import (
 func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 	s, cl := &it.sub, q.c.client
 	x := &ring.Completion{Tag: s.Tag}
+	if op, ok := it.op(); ok {
+		return q.lone(ctx, it, op)
+	}
 	var err error
 	switch s.Op {
-	case ring.OpGet, ring.OpPut, ring.OpDelete, ring.OpTouch, ring.OpIncr:
-		return q.lone(ctx, it)
 	case ring.OpExists:
 		var in client.Info
 		_, in, err = cl.GetRange(ctx, it.key, 0, nil)
@@ -70,7 +71,7 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 }
 
 // lone is Do for one item, which has its own timeout, or is copied first.
-func (q *queue) lone(ctx context.Context, it *item) *ring.Completion {
+func (q *queue) lone(ctx context.Context, it *item, op client.Op) *ring.Completion {
 	if it.sub.Op == ring.OpPut && it.m != nil && q.c.foreign {
 		select {
 		case q.c.t.copies <- struct{}{}:
@@ -78,9 +79,8 @@ func (q *queue) lone(ctx context.Context, it *item) *ring.Completion {
 		case <-ctx.Done():
 			return q.failed(&it.sub, ctx.Err(), 0)
 		}
-		it.buf = bytes.Clone(it.buf)
+		op.Value = bytes.Clone(op.Value)
 	}
-	op, _ := it.op()
 	ops := [1]client.Op{op}
 	q.c.client.Do(ctx, ops[:])
 	m := it.m
@@ -296,7 +296,8 @@ func codeOf(err error) ring.Code {
 		{io.ErrShortBuffer, ring.ShortBuffer}, {client.ErrTooLarge, ring.TooLarge},
 		{client.ErrWrongType, ring.WrongType}, {client.ErrNotInteger, ring.WrongType},
 		{client.ErrOverflow, ring.WrongType}, {client.ErrFull, ring.Full},
-		{client.ErrForbidden, ring.Denied}, {client.ErrCorrupt, ring.Corrupt}, {client.ErrInvalid, ring.Argument},
+		{client.ErrForbidden, ring.Denied}, {client.ErrCorrupt, ring.Corrupt},
+		{client.ErrNoPins, ring.Unsupported}, {client.ErrInvalid, ring.Argument},
 		{client.ErrViewExpired, ring.ViewExpired}, {client.ErrTooManyViews, ring.Busy},
 		{context.DeadlineExceeded, ring.Timeout},
 		{context.Canceled, ring.Closed}, {client.ErrUnavailable, ring.Unavailable},

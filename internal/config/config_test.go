@@ -240,13 +240,14 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "broker", s: DefaultBrokerNode(),
 			args: []string{"--directory=192.0.2.1:7400", "--namespaces=", "--listen=here", "--max-clients=0",
-				"--arena-memory=1023KiB", "--timeout=1ms", "--http-listen=192.0.2.1:80", "--views=0",
+				"--max-pins=0", "--arena-memory=1023KiB", "--timeout=1ms", "--http-listen=192.0.2.1:80", "--views=0",
 				"--view-memory=1000000TiB"},
 			want: []string{
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
 				"namespaces is missing",
 				`listen is "here" (from --listen): want an absolute path`,
 				"max-clients is 0 (from --max-clients): want 1 to 4096",
+				"max-pins is 0 (from --max-pins): want 1 to 1073741824",
 				"arena-memory is 1023KiB (from --arena-memory): want 1MiB to",
 				"timeout is 1ms (from --timeout): want at least 10ms",
 				"view-memory is 1000000TiB (from --view-memory): want at most",

@@ -193,6 +193,7 @@ type Broker struct {
 	Users       []string      `mapstructure:"users" usage:"users who may connect, by name or number; empty: this process's own, and root"`
 	SecretFile  string        `mapstructure:"secret-file" usage:"file whose only line programs must say, for containers in which users mean nothing; empty: nothing"`
 	MaxClients  int           `mapstructure:"max-clients" usage:"how many programs may be connected at a time"`
+	MaxPins     int           `mapstructure:"max-pins" usage:"how many keys programs may pin at a time. A pin counts until its time is over, also if its key is unpinned or pinned again"`
 	ArenaMemory Size          `mapstructure:"arena-memory" usage:"memory that programs may share with the broker, together. It is theirs, and pinned if an adapter needs that"`
 	Timeout     time.Duration `mapstructure:"timeout" usage:"time of an operation for which the program names none"`
 	ViewMemory  Size          `mapstructure:"view-memory" usage:"bytes of values that programs may view in place, together. A program with a view can read all of the region that the value lies in; 0: there are no views"`
@@ -295,7 +296,7 @@ func DefaultGateway() *Gateway {
 func DefaultBrokerNode() *Broker {
 	return &Broker{
 		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker,
-		Users: []string{}, MaxClients: 64, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, Views: 64,
+		Users: []string{}, MaxClients: 64, MaxPins: 1 << 20, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, Views: 64,
 		HTTPListen: Off,
 		Identity:   Identity{Units: []string{}}, Log: defaultLog,
 	}
@@ -756,6 +757,9 @@ const maxBrokerClients = 4096
 // maxBrokerViews is bounded by descriptors, too.
 const maxBrokerViews = 4096
 
+// maxBrokerPins is more than the keys of a store that one machine pins within 70 minutes.
+const maxBrokerPins = 1 << 30
+
 // Validate implements [Settings].
 func (b *Broker) Validate() error {
 	var c checker
@@ -770,6 +774,9 @@ func (b *Broker) Validate() error {
 	c.socket("listen", b.Listen)
 	if b.MaxClients < 1 || b.MaxClients > maxBrokerClients {
 		c.bad("max-clients", b.MaxClients, "want 1 to %d", maxBrokerClients)
+	}
+	if b.MaxPins < 1 || b.MaxPins > maxBrokerPins {
+		c.bad("max-pins", b.MaxPins, "want 1 to %d", maxBrokerPins)
 	}
 	if b.ArenaMemory < 1<<20 || b.ArenaMemory > maxMemory {
 		c.bad("arena-memory", b.ArenaMemory, "want %v to %v", Size(1<<20), maxMemory)

@@ -16,7 +16,7 @@ func Header() string {
 		{"SQ_TAIL", offSQTail}, {"SQ_HEAD", offSQHead}, {"BROKER_SLEEPS", offBrokerSleeps}, {"CQ_TAIL", offCQTail},
 		{"CQ_HEAD", offCQHead}, {"CLIENT_SLEEPS", offClientSleeps}, {"BROKER_CPU", offBrokerCPU},
 		{"CLIENT_CPU", offClientCPU}, {"MAX_MESSAGE", MaxMessage}, {"MAX_FILES", MaxFiles},
-		{"MAX_PARTS", MaxParts}, {"CHUNKED", FlagChunked}})
+		{"MAX_PARTS", MaxParts}, {"CHUNKED", FlagChunked}, {"WITHOUT_LENGTH", WithoutLength}, {"MAX_PIN", MaxPin}})
 	b.WriteString(`struct kvd_ring_header {
     uint32_t magic;
     uint16_t major, minor;

@@ -59,7 +59,7 @@ const (
 	OpGet          Op = 1 + iota // the value to Memory
 	OpPut                        // the value of Memory
 	OpDelete                     // of the key
-	OpExists                     // its version, length and expiry, without the value
+	OpExists                     // its version, expiry and, unless Word is WithoutLength, length
 	OpTouch                      // another expiry
 	OpIncr                       // adds Word, signed, to a number in decimal digits
 	OpScan                       // keys with a prefix, from a cursor, to Memory
@@ -67,11 +67,17 @@ const (
 	OpGetRange                   // the value's bytes from Word on
 	OpView                       // shows a value in place, for TTL; Word is the View's number, which the client chooses
 	OpViewRelease                // ends the View Word, and says whether what it showed was the value to its end
-	OpPin                        // keeps a value from eviction for a time
+	OpPin                        // keeps a value from eviction for TTL, at most MaxPin
 	OpUnpin                      // ends that
 	OpCancel                     // of the submission with the tag Word
 	OpNop                        // nothing, and completes
 )
+
+// WithoutLength is the Word of an EXISTS that asks for no length, which so costs less.
+const WithoutLength = 1
+
+// MaxPin is how long a PIN may last, in milliseconds.
+const MaxPin = 70 * 60 * 1000
 
 // Flags of submissions; a PUT or DELETE has one of them at most.
 const (

@@ -73,6 +73,42 @@ static void test_mixed(struct broker *b) {
     CHECK(kvd_batch_free(t) == KVD_OK && kvd_close(c) == KVD_OK);
 }
 
+/* What there is, how long it is, and that it stays, in one batch. */
+static void test_pinned(struct broker *b) {
+    kvd_client *c = open_client(b, 1, 0);
+    kvd_error e = {.size = sizeof e};
+    kvd_batch *t;
+    kvd_delete(c, "no", 2, &e);
+    GOOD(kvd_put(c, "pinned", 6, "hello", 5, NULL, &e));
+    GOOD(kvd_batch_new(c, 8, &t, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_batch_add_pin(t, "pinned", 6, 0, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_batch_add_pin(t, "pinned", 6, KVD_MAX_PIN_MS + 1, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_batch_add_pin(NULL, "pinned", 6, 1, &e));
+    GOOD(kvd_batch_add_exists(t, "pinned", 6, &e));
+    GOOD(kvd_batch_add_length(t, "pinned", 6, &e));
+    GOOD(kvd_batch_add_pin(t, "pinned", 6, 5000, &e));
+    GOOD(kvd_batch_add_exists(t, "no", 2, &e));
+    GOOD(kvd_batch_add_length(t, "no", 2, &e));
+    GOOD(kvd_batch_add_pin(t, "no", 2, 5000, &e));
+    GOOD(kvd_batch_add_unpin(t, "no", 2, &e));
+    GOOD(kvd_batch_submit(t, &e));
+    GOOD(kvd_batch_wait(t, -1, &e));
+    CHECK(result(t, 0).code == KVD_OK && result(t, 0).length == 0 && result(t, 0).version != 0);
+    CHECK(result(t, 1).code == KVD_OK && result(t, 1).length == 5 && result(t, 1).version == result(t, 0).version);
+    CHECK(result(t, 2).code == KVD_OK && result(t, 2).version == result(t, 0).version);
+    for (uint32_t i = 3; i < 7; i++)
+        CHECK(result(t, i).code == KVD_NOT_FOUND && result(t, i).outcome == KVD_NO);
+    CHECK(b->fake == NULL || fake_find(b, "pinned")->pinned_ms == 5000);
+    GOOD(kvd_batch_reset(t, &e));
+    GOOD(kvd_batch_add_unpin(t, "pinned", 6, &e));
+    GOOD(kvd_batch_submit(t, &e));
+    GOOD(kvd_batch_wait(t, -1, &e));
+    CHECK(result(t, 0).code == KVD_OK);
+    CHECK(b->fake == NULL || fake_find(b, "pinned")->pinned_ms == 0);
+    GOOD(kvd_delete(c, "pinned", 6, &e));
+    CHECK(kvd_batch_free(t) == KVD_OK && kvd_close(c) == KVD_OK);
+}
+
 /* More entries than slots, and more bytes than the arena has at once. */
 static void test_many(struct broker *b) {
     enum { N = 2000, LONG = 60000 };
@@ -250,6 +286,6 @@ static void test_signals(struct broker *b) {
 }
 
 const struct test batch_tests[] = {
-    {"mixed", test_mixed},       {"many", test_many},       {"prefix", test_prefix}, {"loop", test_loop},
-    {"together", test_together}, {"signals", test_signals}, {NULL, NULL},
+    {"mixed", test_mixed},   {"pinned", test_pinned},     {"many", test_many},       {"prefix", test_prefix},
+    {"loop", test_loop},     {"together", test_together}, {"signals", test_signals}, {NULL, NULL},
 };

@@ -106,6 +106,8 @@ static void test_one(struct broker *b) {
     GOOD(kvd_get(c, "one", 3, &v, &n, &r, &e));
     CHECK(n == 5 && memcmp(v, "hello", 5) == 0 && kvd_free(c, v) == KVD_OK);
     GOOD(kvd_exists(c, "one", 3, &r, &e));
+    CHECK(r.length == 5 && r.version == version);
+    GOOD(kvd_exists(c, "one", 3, NULL, &e));
     GOOD(kvd_touch(c, "one", 3, 100000, &r, &e));
     GOOD(kvd_get_into(c, "one", 3, out, sizeof out, &n, &r, &e));
     CHECK(r.expires_ms != 0);
@@ -125,6 +127,34 @@ static void test_one(struct broker *b) {
     CHECK(v != NULL && n == 0 && kvd_free(c, v) == KVD_OK);
     GOOD(kvd_delete(c, "one", 3, &e));
     WANT(KVD_NOT_FOUND, KVD_NO, kvd_exists(c, "one", 3, NULL, &e));
+    CHECK(kvd_close(c) == KVD_OK);
+}
+
+static void test_pins(struct broker *b) {
+    kvd_client *c = open_client(b, 1, 0);
+    kvd_error e = {.size = sizeof e};
+    kvd_delete(c, "pinned", 6, &e);
+    WANT(KVD_NOT_FOUND, KVD_NO, kvd_pin(c, "pinned", 6, 1000, &e));
+    WANT(KVD_NOT_FOUND, KVD_NO, kvd_unpin(c, "pinned", 6, &e));
+    GOOD(kvd_put(c, "pinned", 6, "v", 1, NULL, &e));
+    GOOD(kvd_pin(c, "pinned", 6, KVD_MAX_PIN_MS, &e));
+    CHECK(b->fake == NULL || fake_find(b, "pinned")->pinned_ms == KVD_MAX_PIN_MS);
+    GOOD(kvd_unpin(c, "pinned", 6, NULL));
+    CHECK(b->fake == NULL || fake_find(b, "pinned")->pinned_ms == 0);
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_pin(c, "pinned", 6, 0, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_pin(c, "pinned", 6, KVD_MAX_PIN_MS + 1, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_pin(c, "pinned", 6, UINT64_MAX, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_pin(c, "", 0, 1000, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_pin(NULL, "pinned", 6, 1000, &e));
+    WANT(KVD_ARGUMENT, KVD_NO, kvd_unpin(NULL, "pinned", 6, &e));
+    if (b->fake != NULL) { /* a broker that knows no pins */
+        atomic_store(&b->fake->outcome, KVD_NO);
+        atomic_store(&b->fake->code, KVD_UNSUPPORTED);
+        WANT(KVD_UNSUPPORTED, KVD_NO, kvd_pin(c, "pinned", 6, 1000, &e));
+        CHECK(e.text[0] != 0);
+        atomic_store(&b->fake->code, 0);
+    }
+    GOOD(kvd_delete(c, "pinned", 6, &e));
     CHECK(kvd_close(c) == KVD_OK);
 }
 
@@ -457,8 +487,8 @@ static void test_fork(struct broker *b) {
 }
 
 const struct test calls_tests[] = {
-    {"open", test_open},       {"sizes", test_sizes},     {"one", test_one},     {"conditions", test_conditions},
-    {"numbers", test_numbers}, {"keys", test_keys},       {"lengths", test_lengths}, {"pieces", test_pieces},
-    {"arena", test_arena},     {"scan", test_scan},       {"threads", test_threads}, {"fork", test_fork},
-    {NULL, NULL},
+    {"open", test_open},             {"sizes", test_sizes},     {"one", test_one},       {"pins", test_pins},
+    {"conditions", test_conditions}, {"numbers", test_numbers}, {"keys", test_keys},     {"lengths", test_lengths},
+    {"pieces", test_pieces},         {"arena", test_arena},     {"scan", test_scan},     {"threads", test_threads},
+    {"fork", test_fork},             {NULL, NULL},
 };

@@ -327,8 +327,11 @@ static uint8_t do_get(struct conn *c, const struct kvd_ring_submission *s, unsig
         n = r->length - from < s->length ? r->length - from : s->length;
     }
     e->length = n;
-    if (s->op == KVD_OP_EXISTS)
+    if (s->op == KVD_OP_EXISTS) {
+        if (s->word == KVD_RING_WITHOUT_LENGTH)
+            e->length = 0;
         return OK;
+    }
     if (n > s->length || (s->memory == 0 && n > 1024))
         return SHORT;
     memcpy(s->memory == 0 ? key : memory(c, s, n), r->value + from, n);
@@ -488,6 +491,8 @@ static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned
         return do_put(c, s, slot, e);
     case KVD_OP_DELETE:
     case KVD_OP_TOUCH:
+    case KVD_OP_PIN:
+    case KVD_OP_UNPIN:
         r = find(slot, s->key_bytes, 0);
         if (r == NULL)
             return NOT_FOUND;
@@ -495,6 +500,8 @@ static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned
             return CONDITION;
         if (s->op == KVD_OP_DELETE)
             r->used = 0;
+        else if (s->op != KVD_OP_TOUCH)
+            r->pinned_ms = s->ttl_ms;
         else
             r->expires_ms = soon(s->ttl_ms);
         told(e, r);

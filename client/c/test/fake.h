@@ -40,7 +40,7 @@ enum { FAKE_RECORDS = 64, FAKE_KEY = 256, FAKE_VALUE = 4 << 20 };
 
 struct fake_record {
     uint32_t used, key_bytes, flags;
-    uint64_t length, version, expires_ms;
+    uint64_t length, version, expires_ms, pinned_ms;
     unsigned char key[FAKE_KEY];
     unsigned char value[FAKE_VALUE];
 };

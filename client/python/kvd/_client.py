@@ -431,6 +431,18 @@ class Client:
         """Lets a record live for `ttl` from now on, or for ever. False: there is none."""
         return self._yes(_lib.kvd_touch, key, milliseconds(ttl, "ttl"), None)
 
+    def pin(self, key: Key, seconds: Seconds) -> bool:
+        """Has eviction pass over a record for a time from now on, 70 minutes at most. False: there is none.
+
+        It is a hint: a pin that is lost costs a miss. It raises Unsupported in a cache that allows no pins
+        (`kvctl namespace set --max-pinned`), and Busy beyond the socket's limit.
+        """
+        return self._yes(_lib.kvd_pin, key, milliseconds(seconds, "seconds"))
+
+    def unpin(self, key: Key) -> bool:
+        """Ends the pins of a record, of whoever began them. False: there is none."""
+        return self._yes(_lib.kvd_unpin, key)
+
     def _yes(self, function: Callable[..., int], key: Key, *rest: Any) -> bool:
         k = key_bytes(key)
         core = self._core
@@ -506,10 +518,23 @@ class Client:
         ks = [key_bytes(k) for k in keys]
         return self._run(lambda b: b.delete_all(ks), len(ks))
 
-    def exists_many(self, keys: Iterable[Key]) -> List[Result]:
-        """Asks for many records at once: a Result per key, in order, which is true if there is one."""
+    def exists_many(self, keys: Iterable[Key], *, lengths: bool = False) -> List[Result]:
+        """Asks for many records at once: a Result per key, in order, which is true if there is one.
+
+        It is no use of the records. `lengths` has results tell how long the values are, which costs more.
+        """
         ks = [key_bytes(k) for k in keys]
-        return self._run(lambda b: b.exists_all(ks), len(ks))
+        return self._run(lambda b: b.exists_all(ks, lengths), len(ks))
+
+    def pin_many(self, keys: Iterable[Key], seconds: Seconds) -> List[Result]:
+        """Pins many records at once, as `pin` does: a Result per key, in order; Code.NOT_FOUND: there is none."""
+        ks, ms = [key_bytes(k) for k in keys], milliseconds(seconds, "seconds")
+        return self._run(lambda b: b.pin_all(ks, ms), len(ks))
+
+    def unpin_many(self, keys: Iterable[Key]) -> List[Result]:
+        """Ends the pins of many records at once: a Result per key, in order; Code.NOT_FOUND: there is none."""
+        ks = [key_bytes(k) for k in keys]
+        return self._run(lambda b: b.unpin_all(ks), len(ks))
 
     def _run(self, add: Callable[[Batch], object], n: int) -> List[Result]:
         if n == 0:
@@ -534,7 +559,7 @@ class Client:
             time.sleep(DIAL_PAUSE)
 
     def exists_prefix(self, keys: Iterable[Key]) -> int:
-        """Tells how many of the keys there are, from the first one on without a gap."""
+        """Tells how many of the keys there are, from the first one on without a gap. It is no use of the records."""
         ks = [key_bytes(k) for k in keys]
         core = self._core
         call = core.take()

@@ -243,7 +243,8 @@ def _closed() -> _errors.Error:
 class Result:
     """The verdict on an entry of a batch. It is true if the operation succeeded.
 
-    `value` is what `get_many` read, or None; `length` the bytes of the whole value, also with Code.SHORT_BUFFER.
+    `value` is what `get_many` read, or None; `length` the bytes of the whole value, also with Code.SHORT_BUFFER. It is
+    0 where nobody asked for it.
     `version`, `flags` and `expires` (seconds since 1970, or None for never) are the record's.
     """
 
@@ -363,10 +364,24 @@ class Batch:
         call = self._own()
         self._added(_lib.kvd_batch_add_exists(self.handle, key, len(key), call.error_ref))
 
-    def exists_all(self, keys: List[bytes]) -> None:
-        """Adds a question for each key."""
+    def exists_all(self, keys: List[bytes], lengths: bool = False) -> None:
+        """Adds a question for each key, which may ask for the value's length, too."""
+        error, handle = self._own().error_ref, self.handle.value
+        add = _lib.kvd_batch_add_length if lengths else _lib.kvd_batch_add_exists
         for key in keys:
-            self.exists(key)
+            self._added(add(handle, key, len(key), error))
+
+    def pin_all(self, keys: List[bytes], ms: int) -> None:
+        """Adds a pin for each key."""
+        error, handle = self._own().error_ref, self.handle.value
+        for key in keys:
+            self._added(_lib.kvd_batch_add_pin(handle, key, len(key), ms, error))
+
+    def unpin_all(self, keys: List[bytes]) -> None:
+        """Adds the end of pins for each key."""
+        error, handle = self._own().error_ref, self.handle.value
+        for key in keys:
+            self._added(_lib.kvd_batch_add_unpin(handle, key, len(key), error))
 
     def touch(self, key: bytes, ttl_ms: int) -> None:
         """Adds a new time to live; 0: for ever."""

@@ -153,6 +153,8 @@ kvd_view = _declare(wait, "kvd_view", c_int, _client, *_key, c_uint32, POINTER(c
 kvd_view_parts = _declare(quick, "kvd_view_parts", c_int, c_void_p, POINTER(POINTER(Part)), _length, _error)
 kvd_view_end = _declare(wait, "kvd_view_end", c_int, c_void_p, _error)
 kvd_view_release = _declare(wait, "kvd_view_release", c_int, c_void_p, _error)
+kvd_pin = _declare(wait, "kvd_pin", c_int, _client, *_key, c_uint64, _error)
+kvd_unpin = _declare(wait, "kvd_unpin", c_int, _client, *_key, _error)
 kvd_exists_prefix = _declare(
     wait, "kvd_exists_prefix", c_int, _client, POINTER(c_char_p), _length, c_uint64, _length, _error
 )
@@ -171,6 +173,9 @@ kvd_batch_add_delete = _declare(quick, "kvd_batch_add_delete", c_int, _batch, *_
 kvd_batch_add_incr = _declare(quick, "kvd_batch_add_incr", c_int, _batch, *_key, c_int64, _error)
 kvd_batch_add_touch = _declare(quick, "kvd_batch_add_touch", c_int, _batch, *_key, c_uint64, _error)
 kvd_batch_add_exists = _declare(quick, "kvd_batch_add_exists", c_int, _batch, *_key, _error)
+kvd_batch_add_length = _declare(quick, "kvd_batch_add_length", c_int, _batch, *_key, _error)
+kvd_batch_add_pin = _declare(quick, "kvd_batch_add_pin", c_int, _batch, *_key, c_uint64, _error)
+kvd_batch_add_unpin = _declare(quick, "kvd_batch_add_unpin", c_int, _batch, *_key, _error)
 kvd_batch_submit = _declare(wait, "kvd_batch_submit", c_int, _batch, _error)
 kvd_batch_pending = _declare(quick, "kvd_batch_pending", c_uint32, _batch)
 kvd_batch_wait = _declare(wait, "kvd_batch_wait", c_int, _batch, c_int64, _error)

@@ -246,6 +246,16 @@ class Client:
         k, ms = _client.key_bytes(key), _client.milliseconds(ttl, "ttl")
         return _yes(await self._one(lambda b: b.touch(k, ms)))
 
+    async def pin(self, key: Key, seconds: Seconds) -> bool:
+        """Has eviction pass over a record for a time from now on, as kvd.Client.pin does. False: there is none."""
+        k, ms = _client.key_bytes(key), _client.milliseconds(seconds, "seconds")
+        return _yes(await self._one(lambda b: b.pin_all([k], ms)))
+
+    async def unpin(self, key: Key) -> bool:
+        """Ends the pins of a record, of whoever began them. False: there is none."""
+        k = _client.key_bytes(key)
+        return _yes(await self._one(lambda b: b.unpin_all([k])))
+
     async def incr(self, key: Key, delta: int = 1) -> int:
         """Adds to a decimal number, and gives the new one. A record that is absent counts as 0."""
         k = _client.key_bytes(key)
@@ -303,10 +313,23 @@ class Client:
         ks = [_client.key_bytes(k) for k in keys]
         return await self._batch(lambda b: b.delete_all(ks), len(ks), Batch.results) if ks else []
 
-    async def exists_many(self, keys: Iterable[Key]) -> List[Result]:
-        """Asks for many records at once: a Result per key, in order, which is true if there is one."""
+    async def exists_many(self, keys: Iterable[Key], *, lengths: bool = False) -> List[Result]:
+        """Asks for many records at once: a Result per key, in order, which is true if there is one.
+
+        `lengths` has results tell how long the values are, which costs more.
+        """
         ks = [_client.key_bytes(k) for k in keys]
-        return await self._batch(lambda b: b.exists_all(ks), len(ks), Batch.results) if ks else []
+        return await self._batch(lambda b: b.exists_all(ks, lengths), len(ks), Batch.results) if ks else []
+
+    async def pin_many(self, keys: Iterable[Key], seconds: Seconds) -> List[Result]:
+        """Pins many records at once, as `pin` does: a Result per key, in order; Code.NOT_FOUND: there is none."""
+        ks, ms = [_client.key_bytes(k) for k in keys], _client.milliseconds(seconds, "seconds")
+        return await self._batch(lambda b: b.pin_all(ks, ms), len(ks), Batch.results) if ks else []
+
+    async def unpin_many(self, keys: Iterable[Key]) -> List[Result]:
+        """Ends the pins of many records at once: a Result per key, in order; Code.NOT_FOUND: there is none."""
+        ks = [_client.key_bytes(k) for k in keys]
+        return await self._batch(lambda b: b.unpin_all(ks), len(ks), Batch.results) if ks else []
 
     async def exists_prefix(self, keys: Iterable[Key]) -> int:
         """Tells how many of the keys there are, from the first one on without a gap."""

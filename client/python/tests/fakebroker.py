@@ -12,7 +12,7 @@ It speaks the ring of client/c/kvd_ring.h, and keys tell it to misbehave:
     over:…     a view of it does not hold
 
 Some say what it has seen: "held" is how many entries are held, "views" the views, "moves" the memory and offset of the last GETs and
-PUTs, as lines of "op memory offset".
+PUTs, as lines of "op memory offset". "pins" has lines of "key milliseconds".
 """
 
 import collections
@@ -29,7 +29,8 @@ import time
 MAGIC, DEPTH, SLOT, PAGE = 0x4B564442, 64, 1024, 4096
 SQ_TAIL, SQ_HEAD, BROKER_SLEEPS, CQ_TAIL, CLIENT_SLEEPS, BROKER_CPU = (n // 4 for n in (64, 128, 192, 256, 384, 448))
 GET, PUT, DELETE, EXISTS, TOUCH, INCR, SCAN, DELETE_PREFIX, GET_RANGE = range(1, 10)
-VIEW, VIEW_RELEASE, CANCEL = 10, 11, 14
+VIEW, VIEW_RELEASE, PIN, UNPIN, CANCEL = range(10, 15)
+WITHOUT_LENGTH = 1
 REGION, PART = 16 << 20, 2 << 20
 SUBMISSION = struct.Struct("<BBHIIIQQQQIIQ")
 COMPLETION = struct.Struct("<IBBHQQQIIQQII")
@@ -67,7 +68,7 @@ class Store:
     """A map of key to value, version, flags and time of expiry in ms."""
 
     def __init__(self):
-        self.records = {}
+        self.records, self.pins = {}, {}
         self.version = 0
 
     def find(self, key):
@@ -216,6 +217,9 @@ class Connection:
             self.broker.store.put(e.key, b"%d" % n, 0, 0)
         elif e.key == b"moves":
             self.broker.store.put(e.key, b"\n".join(self.broker.moves), 0, 0)
+        elif e.key == b"pins":
+            pins = [b"%s %d" % pin for pin in sorted(self.broker.store.pins.items())]
+            self.broker.store.put(e.key, b"\n".join(pins), 0, 0)
         elif e.op in (GET, PUT):
             self.broker.moves.append(b"%d %d %d" % (e.op, e.memory, e.offset))
         if e.key.startswith((b"hold:", b"stuck:")):
@@ -246,7 +250,8 @@ class Connection:
                     slot = value
             elif e.op == INCR:
                 slot = value
-            q.answer(e.tag, 0, OK, len(value), record[1], record[3], record[2], slot, view)
+            length = len(record[0]) if e.op == EXISTS and e.word != WITHOUT_LENGTH else len(value)
+            q.answer(e.tag, 0, OK, length, record[1], record[3], record[2], slot, view)
         except Failure as f:
             text = b"" if f.code == SHORT else b"as the test wants it"
             q.answer(e.tag, f.outcome, f.code, f.length or len(text), slot=text)
@@ -306,6 +311,12 @@ class Connection:
         if not r:
             raise Failure(NOT_FOUND)
         if e.op == EXISTS:
+            return b"", r
+        if e.op == PIN:
+            store.pins[e.key] = e.ttl
+            return b"", r
+        if e.op == UNPIN:
+            store.pins.pop(e.key, None)
             return b"", r
         if e.op == TOUCH:
             store.records[e.key] = r[:3] + (expires,)

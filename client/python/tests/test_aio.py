@@ -58,6 +58,10 @@ class Calls:
             self.assertIsNotNone((await c.get_record("cond")).expires)
             self.assertEqual(await c.incr("cond", 4), 5)
             self.assertTrue(await c.exists("cond"))
+            self.assertTrue(await c.pin("cond", 60))
+            self.assertTrue(await c.unpin("cond"))
+            self.assertFalse(await c.pin("absent", 60))
+            self.assertFalse(await c.unpin("absent"))
             self.assertTrue(await c.delete("cond"))
             self.assertFalse(await c.delete("cond"))
             self.assertFalse(await c.exists("cond"))
@@ -86,6 +90,12 @@ class Calls:
             self.assertEqual(await c.exists_prefix([*items, "no", *items]), len(items))
             self.assertEqual(await c.exists_prefix(items), len(items))
             self.assertEqual([bool(r) for r in await c.exists_many([*items, "no"])], [True] * len(items) + [False])
+            lengths = [r.length for r in await c.exists_many(items, lengths=True)]
+            self.assertEqual(lengths, [len(v) for v in items.values()])
+            both = [*items, "no"]
+            for results in (await c.pin_many(both, 60), await c.unpin_many(both)):
+                self.assertEqual([bool(r) for r in results], [True] * len(items) + [False])
+            self.assertEqual((await c.pin_many([], 60), await c.unpin_many([])), ([], []))
             self.assertEqual({k async for k in c.scan("aio:")}, {k.encode() for k in items})
             self.assertTrue(all(await c.delete_many(items)))
             self.assertEqual([await c.get_many([]), await c.put_many([]), await c.delete_many([])], [[]] * 3)

@@ -168,6 +168,33 @@ class Calls:
         self.assertFalse(self.client.exists("x"))
         self.assertFalse(self.client.delete("x"))
 
+    def test_pins(self):
+        self.client.put("pinned", b"12345")
+        self.client.delete("no")
+        self.assertTrue(self.client.pin("pinned", 60))
+        self.assertTrue(self.client.pin("pinned", datetime.timedelta(minutes=70)))
+        self.assertFalse(self.client.pin("no", 60))
+        self.assertTrue(self.client.unpin("pinned"))
+        self.assertFalse(self.client.unpin("no"))
+        for results in (self.client.pin_many(["pinned", "no"], 0.5), self.client.unpin_many(["pinned", "no"])):
+            self.assertEqual([(r.code, r.outcome) for r in results],
+                             [(Code.OK, Outcome.YES), (Code.NOT_FOUND, Outcome.NO)])  # fmt: skip
+        self.assertEqual((self.client.pin_many([], 1), self.client.unpin_many([])), ([], []))
+        for wrong in (0, -1, None):
+            with self.assertRaises((ValueError, TypeError)):
+                self.client.pin("pinned", wrong)
+        self.raises(kvd.BadArgument, Outcome.NO, self.client.pin, "pinned", 4200.001)
+        self.raises(kvd.BadArgument, Outcome.NO, self.client.pin_many, ["pinned"], 1e9)
+
+    def test_lengths(self):
+        self.client.put("len", b"12345")
+        self.client.delete("no")
+        for lengths, want in ((False, 0), (True, 5)):
+            got = self.client.exists_many(["len", "no"], lengths=lengths)
+            self.assertEqual([(r.code, r.length) for r in got][0], (Code.OK, want))
+            self.assertIs(got[1].code, Code.NOT_FOUND)
+            self.assertGreater(got[0].version, 0)
+
     def test_incr(self):
         self.client.delete("n")
         self.assertEqual(self.client.incr("n"), 1)

@@ -71,6 +71,18 @@ class Verdicts(Base):
         self.raises(kvd.Timeout, Outcome.UNKNOWN, self.client.delete, "lost:1")
         self.raises(kvd.Timeout, Outcome.UNKNOWN, results[1].check)
 
+    def test_pins(self):
+        self.client.put_many({"pin:1": b"", "pin:2": b"", "lost:pin": b""})
+        self.assertTrue(self.client.pin("pin:1", 1.5))
+        self.assertTrue(all(self.client.pin_many(["pin:1", "pin:2"], 70 * 60)))
+        self.assertEqual(self.client.get("pins"), b"pin:1 4200000\npin:2 4200000")
+        self.assertTrue(self.client.unpin("pin:1"))
+        self.assertEqual(self.client.get("pins"), b"pin:2 4200000")
+        self.assertTrue(self.client.unpin_many(["pin:2"])[0])
+        self.raises(kvd.Unsupported, Outcome.NO, self.client.pin, "19/", 1)
+        self.raises(kvd.Timeout, Outcome.UNKNOWN, self.client.pin, "lost:pin", 1)
+        self.assertIs(self.client.pin_many(["19/"], 1)[0].code, Code.UNSUPPORTED)
+
     def test_unsupported(self):
         self.raises(kvd.Unsupported, Outcome.NO, self.client.delete_prefix, "x")
 

@@ -10,7 +10,7 @@ import logging
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ._counters import Counters, complain
-from ._store import NO, NOT_FOUND, OK, UNKNOWN, YES, Opener, Store, code_name
+from ._store import BUSY, DENIED, NO, NOT_FOUND, OK, UNKNOWN, UNSUPPORTED, YES, Opener, Store, code_name
 
 log = logging.getLogger("kvd.adapters")
 
@@ -18,6 +18,11 @@ log = logging.getLogger("kvd.adapters")
 SAVED, PRESENT, FAILED, UNSURE = range(4)
 
 BATCH = 1024  # keys of one call
+
+MAX_PIN_SECONDS = 70 * 60  # what a store takes
+
+# Codes of a store that answers, and does not pin.
+_NO_PINS = (BUSY, DENIED, UNSUPPORTED)
 
 
 class _Verdict:
@@ -31,10 +36,13 @@ class Blocks:
     """Loads and stores blocks, and counts what became of them. Its methods never raise. Safe for threads.
 
     pin_seconds is how long a pin lasts; 0 is no pin. Counters have a name per verdict: load.ok, load.not_found,
-    load.timeout and so on; load.length is a value of another length than the block. So have exists, store, delete.
+    load.timeout and so on; load.length is a value of another length than the block. So have exists, store, delete,
+    pin, unpin.
     """
 
     def __init__(self, opener: Opener, counters: Counters, pin_seconds: float = 0) -> None:
+        if not 0 <= pin_seconds <= MAX_PIN_SECONDS:
+            raise ValueError("pin_seconds is %r, want 0 to %d" % (pin_seconds, MAX_PIN_SECONDS))
         self._opener, self._counters, self._pin_seconds = opener, counters, pin_seconds
 
     def load(self, keys: Sequence[Optional[bytes]], buffers: Sequence[memoryview]) -> List[bool]:
@@ -56,7 +64,8 @@ class Blocks:
         """Writes the blocks that are not there. It returns SAVED, PRESENT, FAILED or UNSURE for each."""
         out = [FAILED] * len(keys)
         missing: List[int] = []
-        for i, got in self._ask("store", keys, lambda store, names, at: store.exists_many(names)):
+        for i, got in self._ask("store", keys, lambda store, names, at: store.exists_many(
+                names, lengths=True)):
             if got.outcome == YES and got.code == OK and got.length == len(values[i]):
                 out[i] = PRESENT
                 self._counters.add("store.present")
@@ -78,6 +87,23 @@ class Blocks:
         there: List[Optional[bool]] = [None] * len(keys)
         for i, got in self._ask("exists", keys, lambda store, names, at: store.exists_many(names)):
             there[i] = True if self._count("exists", got) else False if got.code == NOT_FOUND else None
+        return there
+
+    def find(self, keys: Sequence[Optional[bytes]]) -> List[Optional[bool]]:
+        """Tells which blocks there are, and pins them in the same batch. None: the store did not say.
+
+        A store that is asked to pin says whether there is the block. If it does not pin here, it is asked once more."""
+        if self._pin_seconds <= 0:
+            return self.exists(keys)
+        there: List[Optional[bool]] = [None] * len(keys)
+        unpinned: List[int] = []
+        for i, got in self._ask_to_pin(keys):
+            if got.code in _NO_PINS and got.outcome == NO:
+                unpinned.append(i)
+            else:
+                there[i] = True if self._count("exists", got) else False if got.code == NOT_FOUND else None
+        for i, is_there in zip(unpinned, self.exists([keys[i] for i in unpinned])):
+            there[i] = is_there
         return there
 
     def leading(self, keys: Sequence[bytes]) -> int:
@@ -117,28 +143,27 @@ class Blocks:
         self._counters.add("clear.ok")
         return True
 
-    def pin(self, keys: Sequence[bytes]) -> None:
-        """Asks the store to keep blocks for pin_seconds. If it does not, that costs a miss at worst."""
-        if self._pin_seconds > 0 and keys:
-            self._hint("pin", "pin_many", keys, self._pin_seconds)
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Asks the store to keep blocks for pin_seconds. If it does not, that costs a miss at worst.
+
+        It returns how many blocks there are from the first on that have not gone meanwhile."""
+        first_gone = len(keys)
+        if self._pin_seconds > 0:
+            for i, got in self._ask_to_pin(keys):
+                if got.code == NOT_FOUND:
+                    first_gone = min(first_gone, i)
+        return first_gone
 
     def unpin(self, keys: Sequence[bytes]) -> None:
         """Ends pins. A pin that stays ends by itself."""
-        if self._pin_seconds > 0 and keys:
-            self._hint("unpin", "unpin_many", keys)
+        if self._pin_seconds > 0:
+            for _, got in self._ask("unpin", keys, lambda store, names, at: store.unpin_many(names)):
+                self._count("unpin", got)
 
-    def _hint(self, what: str, method: str, keys: Sequence[bytes], *args: Any) -> None:
-        try:
-            call = getattr(self._opener.store(), method, None)
-            if call is None:
-                self._counters.add(what + ".unsupported", len(keys))
-                return
-            for start in range(0, len(keys), BATCH):
-                call(keys[start:start + BATCH], *args)
-        except Exception as err:
-            self._failed(what, err, len(keys))
-            return
-        self._counters.add(what + ".ok", len(keys))
+    def _ask_to_pin(self, keys: Sequence[Optional[bytes]]) -> Iterator[Tuple[int, Any]]:
+        for i, got in self._ask("pin", keys, lambda store, names, at: store.pin_many(names, self._pin_seconds)):
+            self._count("pin", got)
+            yield i, got
 
     def _ask(self, what: str, keys: Sequence[Optional[bytes]],
              call: Callable[[Store, List[bytes], List[int]], Sequence[Any]],

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Protocol, Sequence, Tuple
 YES, NO, UNKNOWN = 0, 1, 2
 
 # Codes that the adapters tell apart.
-OK, NOT_FOUND, UNAVAILABLE = 0, 1, 8
+OK, NOT_FOUND, UNAVAILABLE, DENIED, BUSY, UNSUPPORTED = 0, 1, 8, 9, 15, 19
 
 # What counters call the codes, by their numbers.
 CODE_NAMES = (
@@ -42,15 +42,14 @@ class Verdict(Protocol):
 
     @property
     def length(self) -> int:
-        """Bytes of the record's value, of a read and of exists."""
+        """Bytes of the record's value, of a read, and of exists if it was asked for lengths."""
 
 
 class Store(Protocol):
     """The calls of kvd.Client that the adapters make. Each gives a verdict per key, in the order of the keys.
 
-    A client that has pin_many(keys, seconds) and unpin_many(keys), too, keeps blocks that were looked up from eviction
-    until they are loaded. One with delete_prefix(prefix) can be cleared. The calls wait, for the client's timeout at
-    most, and may be made from any thread. They raise if none of the batch was started.
+    A client that has delete_prefix(prefix), too, can be cleared. The calls wait, for the client's timeout at most, and
+    may be made from any thread. They raise if none of the batch was started.
     """
 
     def get_many(self, keys: Sequence[bytes], into: Sequence[Any]) -> Sequence[Verdict]:
@@ -59,11 +58,17 @@ class Store(Protocol):
     def put_many(self, items: Sequence[Tuple[bytes, Any]]) -> Sequence[Verdict]:
         """Writes keys with their values."""
 
-    def exists_many(self, keys: Sequence[bytes]) -> Sequence[Verdict]:
-        """Tells which keys there are, and the lengths of their values. It moves no value."""
+    def exists_many(self, keys: Sequence[bytes], *, lengths: bool = False) -> Sequence[Verdict]:
+        """Tells which keys there are, and the lengths of their values if they are asked for. It moves no value."""
 
     def exists_prefix(self, keys: Sequence[bytes]) -> int:
         """Tells how many keys there are from the first on, without a gap."""
+
+    def pin_many(self, keys: Sequence[bytes], seconds: float) -> Sequence[Verdict]:
+        """Has eviction pass over keys for a time, and tells which of them there are. UNSUPPORTED: this store cannot."""
+
+    def unpin_many(self, keys: Sequence[bytes]) -> Sequence[Verdict]:
+        """Ends pins."""
 
     def delete_many(self, keys: Sequence[bytes]) -> Sequence[Verdict]:
         """Deletes keys."""

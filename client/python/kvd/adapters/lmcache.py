@@ -226,23 +226,21 @@ class KvdL2Adapter(L2AdapterInterface):
 
     def _lookup(self, args: Any) -> Any:
         keys = args[0]
-        names = [self._key(key) for key in keys]
         if len(args) > 1:
-            self._blocks.unpin([name for name in names if name is not None])
+            with self._lock:  # lookups may have locked some again
+                keys = [key for key in keys if key not in self._locks]
+            self._blocks.unpin([name for name in map(self._key, keys) if name is not None])
             return None
-        there = self._blocks.exists(names)
+        there = self._blocks.find([self._key(key) for key in keys])
         bits = Bitmap(len(keys))
         found: List[Any] = []
-        pinned: List[bytes] = []
         self._forget([key for key, is_there in zip(keys, there) if is_there is False])  # evicted
         with self._lock:
-            for i, (key, name) in enumerate(zip(keys, names)):
-                if there[i] and name is not None:
+            for i, (key, is_there) in enumerate(zip(keys, there)):
+                if is_there:
                     bits.set(i)
                     found.append(key)
-                    pinned.append(name)
                     self._locks[key] = self._locks.get(key, 0) + 1
-        self._blocks.pin(pinned)
         self._notify_keys_accessed(found)
         return bits
 

@@ -117,8 +117,7 @@ class KvdHiCache(HiCacheStorage):
         group = _KV if self._by_component else _WHOLE
         names = [self._key(group, i, key) for key in keys for i in range(components)]
         pages = self._blocks.leading(names) // components
-        self._blocks.pin(names[:pages * components])
-        return pages
+        return self._blocks.pin(names[:pages * components]) // components
 
     def batch_exists_v2(self, keys: List[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """Tells how long a prefix can be restored from all pools, and how far each pool goes."""

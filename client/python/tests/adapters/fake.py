@@ -11,7 +11,7 @@ from kvd.adapters import _store as codes
 # How many loads each adapter goes through; 1,000,000 in the long test.
 LOADS = int(os.environ.get("KVD_ADAPTER_LOADS", "10000"))
 
-TIMEOUT, UNAVAILABLE, DENIED, FULL, CORRUPT, STALE = 6, 8, 9, 10, 11, 13
+TIMEOUT, UNAVAILABLE, DENIED, FULL, CORRUPT, STALE, BUSY, UNSUPPORTED = 6, 8, 9, 10, 11, 13, 15, 19
 
 
 class Verdict:
@@ -146,7 +146,7 @@ class FakeStore:
                 names.append("full" if fault == "full" else "unknown" if unsure else "ok")
             return self._end("put", verdicts, short, names)
 
-    def exists_many(self, keys):
+    def exists_many(self, keys, *, lengths=False):
         with self.lock:
             short = self._begin("exists", keys)
             verdicts, names = [], []
@@ -155,7 +155,7 @@ class FakeStore:
                     verdicts.append(Verdict(codes.NO, TIMEOUT))
                     names.append("timeout")
                 elif key in self.values:
-                    verdicts.append(Verdict(length=len(self.values[key])))
+                    verdicts.append(Verdict(length=len(self.values[key]) if lengths else 0))
                     names.append("ok")
                 else:
                     verdicts.append(Verdict(codes.NO, codes.NOT_FOUND))
@@ -187,13 +187,26 @@ class FakeStore:
                 del self.values[key]
 
     def pin_many(self, keys, seconds):
-        assert seconds > 0
+        assert 0 < seconds <= 4200
         with self.lock:
-            self.pinned.update(keys)
+            return self._hint("pin", keys, self.pinned.add)
 
     def unpin_many(self, keys):
         with self.lock:
-            self.pinned.difference_update(keys)
+            return self._hint("unpin", keys, self.pinned.discard)
+
+    def _hint(self, what, keys, act):
+        short = self._begin(what, keys)
+        verdicts, names = [], []
+        for key in keys:
+            fault = "not_found" if key not in self.values else self.faults.key(("timeout", "busy", "unknown", "lost"))
+            verdict = {"not_found": (codes.NO, codes.NOT_FOUND), "timeout": (codes.NO, TIMEOUT),
+                       "busy": (codes.NO, BUSY), "unknown": (codes.UNKNOWN, TIMEOUT)}.get(fault, ())
+            if not fault:  # a pin that is lost is said to be one
+                act(key)
+            verdicts.append(Verdict(*verdict))
+            names.append(fault if verdict else "ok")
+        return self._end(what, verdicts, short, names)
 
     def register(self, fd, buffer, *, offset):
         size = memoryview(buffer).nbytes
@@ -209,8 +222,9 @@ def failed(counters, what):
     return sum(n for name, n in counters.snapshot().items() if name.startswith(what + ".") and name != what + ".ok")
 
 
-def check_loads(test, counters, store):
-    """Compares what the adapter has counted of loads with what the store has told, verdict by verdict."""
-    counted = {name: n for name, n in counters.snapshot().items() if name.startswith("load.")}
-    told = {name: n for name, n in store.told.items() if name.startswith("load.") and n}
+def check_counts(test, counters, store):
+    """Compares what the adapter has counted of loads and pins with what the store has told, verdict by verdict."""
+    kinds = ("load.", "pin.", "unpin.")
+    counted = {name: n for name, n in counters.snapshot().items() if name.startswith(kinds)}
+    told = {name: n for name, n in store.told.items() if name.startswith(kinds) and n}
     test.assertEqual(counted, told)

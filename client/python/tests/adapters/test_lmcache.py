@@ -14,7 +14,7 @@ import standins
 
 standins.install_lmcache()
 
-from fake import DENIED, LOADS, Faults, FakeStore, Gone, Verdict, check_loads, failed
+from fake import BUSY, DENIED, LOADS, TIMEOUT, UNSUPPORTED, Faults, FakeStore, Gone, Verdict, check_counts, failed
 from kvd.adapters.lmcache import KvdL2Adapter
 from standins import MemoryObject, ObjectKey
 
@@ -131,14 +131,58 @@ class Life(unittest.TestCase):
         self.assertEqual(d.find(keys), [False] * 2 + [True] * 4)
         self.assertEqual(d.adapter.used, {"": 4 * 96}, "what was evicted is not counted as stored")
 
-    def test_a_client_that_cannot_pin(self):
-        class Plain(FakeStore):
-            pin_many = None
-        d = self.driver(Plain())
-        keys = keys_of(2)
+    def test_a_lookup_is_one_batch(self):
+        store = FakeStore()
+        d = self.driver(store)
+        keys = keys_of(4)
+        d.save(keys[:3])
+        store.calls.clear()
+        self.assertEqual(d.find(keys), [True] * 3 + [False])
+        self.assertEqual(store.calls, {"pin": 1})
+        counts = d.adapter.counters.snapshot()
+        self.assertEqual([counts[name] for name in ("pin.ok", "pin.not_found", "exists.ok", "exists.not_found")],
+                         [3, 1, 3, 1])
+
+    def test_a_store_that_does_not_pin(self):
+        for code, name in ((UNSUPPORTED, "pin.unsupported"), (BUSY, "pin.busy"), (DENIED, "pin.denied")):
+            store = FakeStore()
+            d = self.driver(store)
+            keys = keys_of(3)
+            d.save(keys[:2])
+            store.pin_many = lambda keys, seconds: [Verdict(1, code) for _ in keys]
+            self.assertEqual(d.find(keys), [True] * 2 + [False], name)
+            self.assertEqual(d.load(keys), ([True] * 2 + [False], 0))
+            self.assertEqual(d.adapter.counters.snapshot()[name], 3)
+
+    def test_a_pin_that_fails_is_a_miss(self):
+        store = FakeStore()
+        d = self.driver(store)
+        keys = keys_of(3)
         d.save(keys)
-        self.assertEqual(d.find(keys), [True] * 2)
-        self.assertEqual(d.adapter.counters.snapshot()["pin.unsupported"], 2)
+        pin = store.pin_many
+        store.pin_many = lambda keys, seconds: [Verdict(1, TIMEOUT), Verdict(2, TIMEOUT)] + pin(keys[2:], seconds)
+        self.assertEqual(d.find(keys), [False, False, True])
+        counts = d.adapter.counters.snapshot()
+        self.assertEqual([counts[name] for name in ("pin.timeout", "pin.unknown", "pin.ok")], [1, 1, 1])
+        self.assertEqual(d.adapter.used, {"": 3 * 96}, "nobody said that they are gone")
+
+    def test_an_unlock_leaves_what_is_locked_again(self):
+        store = FakeStore()
+        d = self.driver(store)
+        keys = keys_of(3)
+        d.save(keys)
+        d.find(keys)
+        store.gate.clear()
+        again = d.adapter.submit_lookup_and_lock_task(keys[:1])
+        d.adapter.submit_unlock(keys)  # its job is behind that lookup
+        store.gate.set()
+        d.find([])
+        self.assertEqual(d.adapter.query_lookup_and_lock_result(again).bits, [True])
+        self.assertEqual(len(store.pinned), 1)
+
+    def test_pin_seconds_has_bounds(self):
+        for wrong in (-1, 4201, float("nan")):
+            self.assertRaises(ValueError, Driver, FakeStore(), pin_seconds=wrong)
 
     def test_tenants_do_not_meet(self):
         store = FakeStore()
@@ -301,7 +345,7 @@ class Soak(unittest.TestCase):
         self.assertEqual(wrong, 0)
         self.assertGreater(hits, loads // 3)
         self.assertEqual(failed(d.adapter.counters, "load"), loads - hits)
-        check_loads(self, d.adapter.counters, store)
+        check_counts(self, d.adapter.counters, store)
         self.assertEqual(d.adapter.counters.snapshot()["store.unknown"], store.told["put.unknown"])
 
     def test_two_controllers(self):
@@ -334,7 +378,7 @@ class Soak(unittest.TestCase):
         self.assertEqual((wrong, broken), (0, []))
         self.assertGreater(hits, 0)
         self.assertEqual(failed(d.adapter.counters, "load"), loads - hits)
-        check_loads(self, d.adapter.counters, store)
+        check_counts(self, d.adapter.counters, store)
 
 
 if __name__ == "__main__":

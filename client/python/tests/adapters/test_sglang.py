@@ -9,7 +9,7 @@ import standins
 
 standins.install_sglang()
 
-from fake import LOADS, Faults, FakeStore, Gone, check_loads, failed
+from fake import LOADS, Faults, FakeStore, Gone, check_counts, failed
 from kvd.adapters.sglang import KvdHiCache
 from standins import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
 
@@ -251,6 +251,10 @@ class Life(unittest.TestCase):
         d.save(keys[:2])
         self.assertEqual(d.cache.batch_exists(keys), 2)
         self.assertEqual(len(store.pinned), 4)
+        there = store.exists_prefix
+        store.exists_prefix = lambda keys: (there(keys), store.values.pop(keys[2]))[0]  # evicted before it is pinned
+        self.assertEqual(d.cache.batch_exists(keys), 1)
+        self.assertEqual(d.cache.counters.snapshot()["pin.not_found"], 1)
 
     def test_a_store_that_is_away(self):
         def never():
@@ -292,7 +296,7 @@ class Soak(unittest.TestCase):
             for name, n in other.cache.counters.snapshot().items():
                 tenants[0].cache.counters.add(name, n)
         self.assertGreaterEqual(failed(tenants[0].cache.counters, "load"), loads - hits)  # a page is two values
-        check_loads(self, tenants[0].cache.counters, store)
+        check_counts(self, tenants[0].cache.counters, store)
         self.assertEqual(tenants[0].cache.counters.snapshot()["store.unknown"], store.told["put.unknown"])
 
 

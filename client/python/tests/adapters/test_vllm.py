@@ -12,7 +12,7 @@ import standins
 
 standins.install_vllm()
 
-from fake import LOADS, Faults, FakeStore, Gone, check_loads, failed
+from fake import LOADS, Faults, FakeStore, Gone, check_counts, failed
 from kvd.adapters.vllm import KvdTier
 from standins import JobMetadata, LookupResult, ReqContext, TransferJob, offloading_spec
 
@@ -298,7 +298,7 @@ class Soak(unittest.TestCase):
         for other in tenants[1:]:  # counted per adapter, told per store
             for name, n in other.tier.counters.snapshot().items():
                 tenants[0].tier.counters.add(name, n)
-        check_loads(self, tenants[0].tier.counters, store)
+        check_counts(self, tenants[0].tier.counters, store)
         self.assertEqual(tenants[0].tier.counters.snapshot()["store.unknown"], store.told["put.unknown"])
 
 
