@@ -78,6 +78,7 @@ func TestCacheTakesMore(t *testing.T) {
 
 // Two sessions share a full cache; the second finds no memory granted to it.
 func TestCacheTwoSessions(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "shm", 1, 5*time.Second)
 	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 4 << 20})
 	ctx := t.Context()

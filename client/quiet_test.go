@@ -41,6 +41,7 @@ func another(t *testing.T, st *devstore.Store) *client.Client {
 // Sessions that do nothing are quiet, and yet places that another one unlinks leave limbo: they
 // are called, renew their leases, and are quiet again.
 func TestQuietSessions(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("sessions are quiet after seconds in which nothing happens")
 	}
@@ -101,6 +102,7 @@ func TestQuietSessions(t *testing.T) {
 // An idle session starts no goroutine to renew its lease, since each wakes threads; and while a renewal lasts, another
 // goroutine sees to what happens.
 func TestQuietTurns(t *testing.T) {
+	t.Parallel()
 	st, _ := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, Lease: time.Second}, client.Options{})
 	c := another(t, st)
 	// A map or a call may come at any time, and then somebody sees to it.
@@ -122,6 +124,7 @@ func TestQuietTurns(t *testing.T) {
 
 // A session renews its lease in time though it is woken again and again while a renewal lasts.
 func TestWokenTurns(t *testing.T) {
+	t.Parallel()
 	st, _ := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, Lease: time.Second}, client.Options{})
 	c := another(t, st)
 	for range 6 {

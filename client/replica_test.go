@@ -76,6 +76,7 @@ func (r *rig) whole(copies int) {
 // TestReplicas loses one memory node after the other under load: nothing that
 // was acknowledged is lost, and every copy is made again.
 func TestReplicas(t *testing.T) {
+	t.Parallel()
 	for _, p := range []string{"shm", "tcp"} {
 		for _, copies := range []int{2, 3} {
 			t.Run(fmt.Sprintf("%s/r=%d", p, copies), func(t *testing.T) {
@@ -130,6 +131,7 @@ func TestReplicas(t *testing.T) {
 // TestGrow inserts until a namespace that began with one small shard has grown, and then
 // split; no insert fails, and every key is found, by scan too.
 func TestGrow(t *testing.T) {
+	t.Parallel()
 	for _, p := range []string{"shm", "tcp"} {
 		t.Run(p, func(t *testing.T) {
 			t.Parallel()

@@ -18,6 +18,7 @@ import (
 // TestCutConnections cuts every TCP connection to the memory nodes again and
 // again under load: operations in flight find out what became of them.
 func TestCutConnections(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "tcp", 2, 5*time.Second)
 	c := r.client(r.options())
 	other := r.client(r.options())

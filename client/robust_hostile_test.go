@@ -20,6 +20,7 @@ import (
 // covers: a read answers with the right value or a *layout.CorruptError that
 // says where.
 func TestCorruptBytes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "tcp", 1, 5*time.Second)
 	ctx := t.Context()
 	x := r.raw()
@@ -109,6 +110,7 @@ func TestCorruptBytes(t *testing.T) {
 // TestGarbageIndex fills groups with arbitrary words: every operation ends in
 // time, with an answer or a typed error.
 func TestGarbageIndex(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "tcp", 1, 5*time.Second)
 	ctx := t.Context()
 	o := r.options()

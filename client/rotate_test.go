@@ -17,6 +17,7 @@ import (
 // TestKeysRotated makes a new key for session tokens every 100 ms, or as soon as everybody has the one before, beside a
 // client that goes on, clients that come and go, and connections that are made anew: nothing fails.
 func TestKeysRotated(t *testing.T) {
+	t.Parallel()
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {
 			r := newRig(t, provider, 2, 5*time.Second)

@@ -27,6 +27,7 @@ var streamLens = []int{0, 1, 5000, 8 << 10, 100_000, 2<<20 - 32, 2 << 20, 3900 <
 
 // Parts of values are those bytes of them, in the store and in its fake.
 func TestStreams(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, p string) {
 		if testing.Short() && p != devstore.Sim {
 			t.Skip("-short moves the megabytes by one provider; make test does by all")

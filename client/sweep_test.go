@@ -22,6 +22,7 @@ const (
 
 // A store whose records live for a second stays writable for ten times its memory.
 func TestStoreOfShortLives(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("it writes for 20 seconds at the pace at which records expire; run it without -short")
 	}

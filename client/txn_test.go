@@ -148,6 +148,7 @@ func TestMultiCAS(t *testing.T) {
 // TestTxnBank: transfers by several clients, each with several goroutines, keep the sum, in every sweep; and writers of
 // single keys lose nothing.
 func TestTxnBank(t *testing.T) {
+	t.Parallel()
 	const accounts, each = 16, 100
 	transfers, counts := 60, 200 // of each goroutine
 	if testing.Short() {
@@ -299,6 +300,7 @@ func TestTxnWithoutSession(t *testing.T) {
 // TestTxnOutcomes: whatever happens to connections, contexts and sessions, a transaction tells whether it happened, and
 // is there as a whole or not at all.
 func TestTxnOutcomes(t *testing.T) {
+	t.Parallel()
 	for replicas := 1; replicas <= 2; replicas++ {
 		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
 			t.Parallel()
@@ -462,6 +464,7 @@ func TestTxnInDoubt(t *testing.T) {
 // TestTxnReadsAmongWriters: a transaction that only reads ends after a few tries, whoever writes its keys, and sees
 // them as of one instant.
 func TestTxnReadsAmongWriters(t *testing.T) {
+	t.Parallel()
 	for replicas := 1; replicas <= 2; replicas++ {
 		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
 			t.Parallel()
