@@ -33,7 +33,7 @@ func (a *app) brokersCommand() *cobra.Command {
 		Long: "List the brokers of the store, by their sessions: the directory knows these. kvctl asks each\n" +
 			"broker itself, at its http-listen, which socket it has and how much it is used.\n" +
 			"Operations/s is of --interval. Shared is memory of programs.\n\n" +
-			"A broker whose http-listen is off is listed, and says no more. One that listens on loopback\n" +
+			"A broker whose http-listen is off is listed, and says no more. On loopback a broker\n" +
 			"answers on its own machine alone. With TLS operators alone may ask.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -32,7 +32,8 @@ func (b *fakeBroker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/metrics":
 		b.asked++
 		fmt.Fprintf(w, "# HELP kvd_broker_programs Programs that are connected.\n"+
-			"kvd_build_info{goversion=\"go1.26\",role=%q,version=\"v1.4.0\"} 1\nkvd_broker_programs{socket=\"b.sock\"} 2\n"+
+			"kvd_build_info{goversion=\"go1.26\",role=%q,version=\"v1.4.0\"} 1\n"+
+			"kvd_broker_programs{socket=\"b.sock\"} 2\n"+
 			"kvd_broker_arena_bytes{socket=\"b.sock\"} 1.34217728e+08\nkvd_broker_queues{socket=\"b.sock\"} 3\n"+
 			"kvd_broker_operations_total{op=\"get\",socket=\"b.sock\"} %d\n"+
 			"kvd_broker_operations_total{op=\"put\",socket=\"b.sock\"} 100\n"+
@@ -80,8 +81,9 @@ func TestBrokers(t *testing.T) {
 		brokerSessions(overview.BrokerName("~other", 9, ""), "", "cache"),
 		[]*dirpb.SessionInfo{{Client: overview.BrokerName("gone", 1, ""), Life: dirpb.SessionLife_SESSION_FENCING}})
 	code, out, errs := kvctl(others, "brokers", "--interval=0")
-	if lines := strings.Split(out, "\n"); code != exitOK || errs != "" || len(lines) != 5 || !slices.Equal(
-		strings.Fields(lines[2]), []string{host + "/12", "cache,models", s.URL, "b.sock", "2", "-", "128.0", "MiB", "up"}) ||
+	up := []string{host + "/12", "cache,models", s.URL, "b.sock", "2", "-", "128.0", "MiB", "up"}
+	if lines := strings.Split(out, "\n"); code != exitOK || errs != "" || len(lines) != 5 ||
+		!slices.Equal(strings.Fields(lines[2]), up) ||
 		!slices.Equal(strings.Fields(lines[3]),
 			[]string{"~other/9", "cache", "-", "-", "-", "-", "-", "http-listen", "is", "off"}) {
 		t.Errorf("exit status %d\n%s%s", code, out, errs)
@@ -93,9 +95,10 @@ func TestBrokers(t *testing.T) {
 		line.Version != "v1.4.0" || line.Shared != 128<<20 || line.Queues != 3 || line.Broken != 1 {
 		t.Errorf("exit status %d, %v\n%s%s", code, err, out, errs)
 	}
-	for name, want := range map[string]string{host + "/12": "a\\x1b[2J", strings.TrimPrefix(s.URL, "http://"): "64 MiB"} {
-		if code, out, errs := kvctl(here, "brokers", "programs", name); code != exitOK || !strings.Contains(out, want) ||
-			errs != "kvctl brokers programs: 3 more are left out\n" {
+	for name, want := range map[string]string{host + "/12": "a\\x1b[2J",
+		strings.TrimPrefix(s.URL, "http://"): "64 MiB"} {
+		if code, out, errs := kvctl(here, "brokers", "programs", name); code != exitOK ||
+			!strings.Contains(out, want) || errs != "kvctl brokers programs: 3 more are left out\n" {
 			t.Errorf("%s: exit status %d\n%s%s", name, code, out, errs)
 		}
 	}
@@ -125,7 +128,8 @@ func TestBrokers(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"none/1": "unknown broker", "~other/9": "its http-listen is off"} {
-		if code, _, errs := kvctl(others, "brokers", "programs", name); code != exitNo || !strings.Contains(errs, want) {
+		if code, _, errs := kvctl(others, "brokers", "programs", name); code != exitNo ||
+			!strings.Contains(errs, want) {
 			t.Errorf("%s: exit status %d\n%s", name, code, errs)
 		}
 	}
@@ -166,11 +170,12 @@ func TestBrokersOverTLS(t *testing.T) {
 	s.TLS = auth.Config(auth.Role("client", "team"))
 	s.StartTLS()
 	defer s.Close()
-	f := &fakeDirectory{now: &dirpb.StatusReply{Sessions: brokerSessions(overview.BrokerName(host, 1, s.URL), "", "a")}}
+	sessions := brokerSessions(overview.BrokerName(host, 1, s.URL), "", "a")
+	f := &fakeDirectory{now: &dirpb.StatusReply{Sessions: sessions}}
+	directory := f.serve(t, grpc.Creds(credentials.NewTLS(auth.Config(auth.Role("directory", "d")))))
 	var out, errs bytes.Buffer
-	code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"--directory=" + f.serve(t,
-		grpc.Creds(credentials.NewTLS(auth.Config(auth.Role("directory", "d"))))), "--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key, "--timeout=10s", "brokers",
-		"--interval=0"})
+	code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"--directory=" + directory,
+		"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key, "--timeout=10s", "brokers", "--interval=0"})
 	if code != exitOK || !strings.Contains(asked, "/kvd/operator/ann") || !strings.Contains(out.String(), "b.sock") {
 		t.Errorf("exit status %d, %s asked\n%s%s", code, asked, &out, &errs)
 	}

@@ -123,7 +123,8 @@ func (r *release) libraryBundles(arch, kind string, lib *library) []bundle {
 		{from: r.tree + "/client/c/README.md", to: "/usr/share/doc/" + dev.name + "/README.md", mode: 0o644},
 	}
 	for _, name := range []string{"kvd-config.cmake", "kvd-config-version.cmake"} {
-		dev.list = append(dev.list, file{from: r.tree + "/client/c/" + name, to: dir + "/cmake/kvd/" + name, mode: 0o644})
+		dev.list = append(dev.list, file{from: r.tree + "/client/c/" + name, to: dir + "/cmake/kvd/" + name,
+			mode: 0o644})
 	}
 	for _, name := range []string{"hello.c", "CMakeLists.txt"} {
 		dev.list = append(dev.list, file{from: r.tree + "/examples/c/" + name,
@@ -232,8 +233,8 @@ func (r *release) of(name, version, purl, file string) (*component, error) {
 
 // libraryBOMs writes what libkvd and the wheel consist of. Neither has anything of others in it.
 func (r *release) libraryBOMs(arch string, lib *library) error {
-	wheels, err := filepath.Glob(r.out + "/kvd-*-" + map[string]string{"amd64": "*_x86_64", "arm64": "*_aarch64"}[arch] +
-		".whl")
+	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
+	wheels, err := filepath.Glob(r.out + "/kvd-*_" + machine + ".whl")
 	if err != nil || len(wheels) != 1 {
 		return errors.Join(fmt.Errorf("%d wheels of %s in %s, want one", len(wheels), arch, r.out), err)
 	}

@@ -34,8 +34,9 @@ var versionForm = regexp.MustCompile(`^v(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Z
 // release is what the command line says.
 type release struct {
 	version string
-	// tree is the store's; work has linux_ARCH/{kvd,kvctl}, linux_ARCH/KIND/ with libkvd as a kind of package has it, and
-	// pages/, and takes what packages need of files that the tree does not have; out has the wheels, and takes the release.
+	// tree is the store's; work has linux_ARCH/{kvd,kvctl}, linux_ARCH/KIND/ with libkvd as a kind of package has it,
+	// and pages/, and takes what packages need of files that the tree does not have; out has the wheels, and takes the
+	// release.
 	tree, work, out string
 	arches          string // those of Go, separated by spaces
 	when            time.Time
@@ -239,8 +240,8 @@ type bundle struct {
 // programs are the programs' package.
 func (r *release) programs(list []file) bundle {
 	return bundle{name: "kvd", section: "database", group: "Applications/Databases", list: list,
-		about: "A key-value store in the memory of other machines\nkvd runs directory nodes, memory nodes, gateways and " +
-			"brokers; kvctl uses and inspects a store.\nInstalled units neither start nor restart by themselves.",
+		about: "A key-value store in the memory of other machines\nkvd runs directory nodes, memory nodes, gateways " +
+			"and brokers; kvctl uses and inspects a store.\nInstalled units neither start nor restart by themselves.",
 		more: nfpm.Overridables{Recommends: []string{"systemd"}, Scripts: nfpm.Scripts{
 			PostInstall: r.tree + "/deploy/release/scripts/postinstall.sh",
 			PreRemove:   r.tree + "/deploy/release/scripts/preremove.sh",

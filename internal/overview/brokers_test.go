@@ -6,7 +6,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// What a session says of its broker is another's choice: what is no address is no page.
+// A session may say anything of its broker. If that is no address there is no page.
 func TestBrokers(t *testing.T) {
 	for name, page := range map[string]string{
 		BrokerName("h", 1, "http://10.0.0.5:7484"):         "http://10.0.0.5:7484",
