@@ -621,8 +621,8 @@ func TestComposeStarts(t *testing.T) {
 	}
 	env := func(n string) (env []string) {
 		for k, v := range c.Services[n].Environment {
-			if v == "/data" {
-				v = t.TempDir()
+			if in, ok := strings.CutPrefix(v, "/data"); ok {
+				v = t.TempDir() + in
 			}
 			env = append(env, k+"="+sub(n, v))
 		}
@@ -666,7 +666,8 @@ func TestComposeStarts(t *testing.T) {
 	}
 	once := c.Services["namespaces"]
 	if !slices.Equal(once.Entrypoint, []string{"/kvctl"}) || once.Restart != "no" ||
-		!slices.Equal(once.Profiles, c.Services["g1"].Profiles) ||
+		!slices.Equal(once.Profiles, slices.Concat(c.Services["g1"].Profiles, c.Services["b1"].Profiles)) ||
+		c.Services["b1"].DependsOn["namespaces"] != c.Services["g1"].DependsOn["namespaces"] ||
 		c.Services["g1"].DependsOn["namespaces"].Condition != "service_completed_successfully" {
 		t.Errorf("service namespaces is %+v", once)
 	}
@@ -677,6 +678,11 @@ func TestComposeStarts(t *testing.T) {
 	throughGateway(t, byName.Replace("g1"))
 	serve("g2")
 	amongGateways(t, byName.Replace("g1"), byName.Replace("g2"))
+	serve("b1")
+	if got := output(t, toolEnv, commands(t)+"/kvctl", "brokers", "--interval=0"); !strings.Contains(got,
+		" broker.sock ") {
+		t.Errorf("kvctl brokers: %s", got)
+	}
 	for _, p := range slices.Backward(started) {
 		p.stop()
 	}

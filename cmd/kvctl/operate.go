@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) operateCommands() []*cobra.Command {
-	return []*cobra.Command{a.drainCommand(), a.rebalanceCommand(), a.gatewaysCommand(),
+	return []*cobra.Command{a.drainCommand(), a.rebalanceCommand(), a.gatewaysCommand(), a.brokersCommand(),
 		a.viewCommand("jobs", "List background jobs: new copies, moves of shards, recalls, scrubs", a.printJobs)}
 }
 

@@ -95,6 +95,8 @@ var examples = map[string]string{
 	"exit":                  "exit",
 	"export":                "kvctl export backup --prefix notes/",
 	"flush":                 "kvctl flush --dry-run\nkvctl --namespace cache flush --yes",
+	"brokers":               "kvctl brokers\nkvctl -o json brokers --interval 5s",
+	"brokers programs":      "kvctl brokers programs node7/4711",
 	"gateways":              "kvctl gateways\nkvctl -o json gateways --interval 5s",
 	"gateways clients":      "kvctl gateways clients 10.0.0.31:7404",
 	"gateways kill":         "kvctl gateways kill 10.0.0.31:7404 17",

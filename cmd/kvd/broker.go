@@ -28,6 +28,7 @@ import (
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
@@ -91,7 +92,7 @@ func (a *app) broker(ctx context.Context, c *config.Broker) (err error) {
 	}
 	defer closing(func() error { return providers.Close(devices) })
 	b, err := openBroker(ctx, brokerOptions{settings: c, listener: lis, uids: uids, secret: secret, devices: devices,
-		tls: creds, log: log})
+		tls: creds, log: log, page: brokerPage(ctx, web, c)})
 	if err != nil {
 		return err
 	}
@@ -115,6 +116,24 @@ func (a *app) broker(ctx context.Context, c *config.Broker) (err error) {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// brokerPage is where operators find a broker's page; empty: it has none. Of an http-listen of all addresses it is the
+// one by which this machine reaches the directory.
+func brokerPage(ctx context.Context, web *httpd.Server, c *config.Broker) string {
+	if web == nil {
+		return ""
+	}
+	own := ""
+	if conn, err := new(net.Dialer).DialContext(ctx, "udp", c.Directory[0]); err == nil { // which sends nothing
+		own = conn.LocalAddr().String()
+		_ = conn.Close()
+	}
+	scheme := "http"
+	if c.TLS.CA != "" {
+		scheme = "https"
+	}
+	return scheme + "://" + pageAddr(web.Addr(), own)
 }
 
 // userNumbers are the users' numbers; nil if there are none.
@@ -190,6 +209,7 @@ type brokerOptions struct {
 	// clients of namespaces that somebody else has opened, and closes afterwards.
 	clients map[string]*client.Client
 	log     *slog.Logger
+	page    string // of brokerPage
 }
 
 // runningBroker serves programs, with a client for each namespace.
@@ -237,9 +257,10 @@ func openBroker(ctx context.Context, o brokerOptions) (b *runningBroker, err err
 
 // openWhenThere opens a client, and waits for a store that is not there yet.
 func openWhenThere(ctx context.Context, name string, o brokerOptions) (*client.Client, error) {
+	host, _ := os.Hostname() // empty: the page is left to tell it
 	for {
 		c, err := client.Open(ctx, client.Options{Directory: o.settings.Directory, Namespace: name, Devices: o.devices,
-			Provider: o.settings.Provider, Name: fmt.Sprintf("kvd broker pid %d", os.Getpid()), TLS: o.tls,
+			Provider: o.settings.Provider, Name: overview.BrokerName(host, os.Getpid(), o.page), TLS: o.tls,
 			Identities: client.Identities(o.settings.Identity), Logger: o.log, ViewBytes: int(o.settings.ViewMemory),
 			Views: o.settings.Views})
 		switch {

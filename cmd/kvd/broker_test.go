@@ -14,6 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/ring"
 )
 
@@ -118,6 +123,15 @@ func TestBroker(t *testing.T) {
 	if strings.Contains(p.stderr.String(), "word") {
 		t.Errorf("it tells its secret: %s", p.stderr)
 	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := overview.Brokers(statusOf(t, addr)); len(all) != 1 || all[0].Host != host ||
+		all[0].Page == nil || all[0].Page.String() != "http://"+p.kv["http"] ||
+		strings.Join(all[0].Namespaces, ",") != "default,models" {
+		t.Errorf("its sessions tell of %+v", all)
+	}
 	wantPage(t, p.kv["http"], "/readyz", 200)
 	wantPage(t, p.kv["http"], "/metrics", 200, `kvd_broker_connections_total{socket="b.sock"}`, `kvd_broker_programs{socket="b.sock"}`)
 	if code := p.stop(syscall.SIGKILL); code == 0 {
@@ -139,6 +153,45 @@ func TestBroker(t *testing.T) {
 	}
 	if code := open.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d: %s", code, open.stderr)
+	}
+}
+
+func statusOf(t *testing.T, directory string) (st *dirpb.StatusReply) {
+	t.Helper()
+	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{directory}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := dir.Call(ctx, func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
+		st, err = c.Status(ctx, &dirpb.StatusRequest{})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// The address of a broker that listens on all of them is the one by which it reaches the directory.
+func TestBrokerPage(t *testing.T) {
+	web, err := httpd.Start(t.Context(), httpd.Options{Addr: "0.0.0.0:0", Role: "broker", Version: "v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer web.Close()
+	_, port, _ := net.SplitHostPort(web.Addr())
+	c := config.DefaultBrokerNode()
+	if got := brokerPage(t.Context(), web, c); got != "http://127.0.0.1:"+port {
+		t.Errorf("page %s", got)
+	}
+	c.TLS.CA = "ca.pem"
+	if got := brokerPage(t.Context(), web, c); got != "https://127.0.0.1:"+port {
+		t.Errorf("page %s over TLS", got)
+	}
+	if got := brokerPage(t.Context(), nil, c); got != "" {
+		t.Errorf("page %s without http-listen", got)
 	}
 }
 

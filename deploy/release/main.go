@@ -1,6 +1,6 @@
-// Command release makes what a release consists of out of programs that are built. For each architecture,
-// that is an archive, a Debian package and an RPM package. It also makes the checksums of all that lies
-// beside them. Equal input gives equal bytes: every time is that of the release.
+// Command release makes what a release consists of out of programs and libraries that are built. For each architecture,
+// that is an archive and packages for Debian and RPM, of the programs and of libkvd. It also makes the checksums of all
+// that lies beside them. Equal input gives equal bytes: every time is that of the release.
 //
 // It is a module of its own so that the store's does not depend on nfpm. release.sh runs it.
 package main
@@ -34,8 +34,9 @@ var versionForm = regexp.MustCompile(`^v(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Z
 // release is what the command line says.
 type release struct {
 	version string
-	// tree is the store's; work has linux_ARCH/{kvd,kvctl} and pages/, and takes what packages need of files
-	// that the tree does not have; out takes the release.
+	// tree is the store's; work has linux_ARCH/{kvd,kvctl}, linux_ARCH/KIND/ with libkvd as a kind of package has it,
+	// and pages/, and takes what packages need of files that the tree does not have; out has the wheels, and takes the
+	// release.
 	tree, work, out string
 	arches          string // those of Go, separated by spaces
 	when            time.Time
@@ -47,7 +48,7 @@ func main() {
 	flag.StringVar(&r.version, "version", "", "as v0.1.0")
 	flag.StringVar(&r.tree, "tree", "../..", "the store's source")
 	flag.StringVar(&r.arches, "arches", "amd64 arm64", "architectures")
-	flag.StringVar(&r.work, "work", "", "folder of linux_ARCH/kvd, linux_ARCH/kvctl and pages/")
+	flag.StringVar(&r.work, "work", "", "folder of linux_ARCH/ and pages/")
 	flag.StringVar(&r.out, "out", "", "folder for the release")
 	flag.Int64Var(&seconds, "time", 0, "the time of everything, in seconds since 1970")
 	flag.Parse()
@@ -73,9 +74,18 @@ func (r *release) run() error {
 		if err := r.archive(arch, list); err != nil {
 			return err
 		}
-		for _, p := range []nfpm.Packager{deb.Default, rpm.DefaultRPM} {
-			if err := r.pack(p, arch, list); err != nil {
-				return err
+		lib, err := r.library(arch)
+		if err != nil {
+			return err
+		}
+		if err := r.libraryBOMs(arch, lib); err != nil {
+			return err
+		}
+		for _, kind := range []string{"deb", "rpm"} {
+			for _, b := range append(r.libraryBundles(arch, kind, lib), r.programs(list)) {
+				if err := r.pack(kind, arch, b); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -89,6 +99,7 @@ type file struct {
 	mode os.FileMode
 	// config: the administrator changes it, and packages keep the change.
 	config bool
+	link   bool   // a symbolic link to from
 	only   string // the kind of package, if not every one
 }
 
@@ -102,6 +113,8 @@ func (r *release) files(arch string) ([]file, error) {
 		{from: r.tree + "/docs/install.md", to: "/usr/share/doc/kvd/install.md", mode: 0o644},
 		{from: r.tree + "/docs/tls.md", to: "/usr/share/doc/kvd/tls.md", mode: 0o644},
 		{from: r.tree + "/docs/gateway.md", to: "/usr/share/doc/kvd/gateway.md", mode: 0o644},
+		{from: r.tree + "/docs/native.md", to: "/usr/share/doc/kvd/native.md", mode: 0o644},
+		{from: r.tree + "/docs/python.md", to: "/usr/share/doc/kvd/python.md", mode: 0o644},
 		{from: r.tree + "/docs/memory.md", to: "/usr/share/doc/kvd/memory.md", mode: 0o644},
 		{from: r.tree + "/docs/changes.md", to: "/usr/share/doc/kvd/changes.md", mode: 0o644},
 		{from: r.tree + "/docs/backup.md", to: "/usr/share/doc/kvd/backup.md", mode: 0o644},
@@ -113,7 +126,7 @@ func (r *release) files(arch string) ([]file, error) {
 		{from: r.tree + "/deploy/alerts.yaml", to: "/usr/share/doc/kvd/examples/alerts.yaml", mode: 0o644},
 		{from: r.tree + "/deploy/grafana/kvd.json", to: "/usr/share/doc/kvd/examples/grafana.json", mode: 0o644},
 	}
-	for _, role := range []string{"directory", "memnode", "gateway"} {
+	for _, role := range []string{"directory", "memnode", "gateway", "broker"} {
 		list = append(list, file{from: r.tree + "/deploy/" + role + ".yaml", to: "/etc/kvd/" + role + ".yaml",
 			mode: 0o644, config: true})
 		unit, err := r.unit("kvd-" + role + ".service")
@@ -214,52 +227,69 @@ func (r *release) archive(arch string, list []file) (err error) {
 	return z.Close()
 }
 
-// pack writes a package of list.
-func (r *release) pack(p nfpm.Packager, arch string, list []file) (err error) {
-	kind := "deb"
-	if p == nfpm.Packager(rpm.DefaultRPM) {
-		kind = "rpm"
-	}
+// bundle is what becomes a package.
+type bundle struct {
+	name           string
+	about          string // the first line is the summary
+	section, group string // of Debian, of RPM
+	more           nfpm.Overridables
+	control        map[string][]byte // files that Debian's package tools read, by name
+	list           []file
+}
+
+// programs are the programs' package.
+func (r *release) programs(list []file) bundle {
+	return bundle{name: "kvd", section: "database", group: "Applications/Databases", list: list,
+		about: "A key-value store in the memory of other machines\nkvd runs directory nodes, memory nodes, gateways " +
+			"and brokers; kvctl uses and inspects a store.\nInstalled units neither start nor restart by themselves.",
+		more: nfpm.Overridables{Recommends: []string{"systemd"}, Scripts: nfpm.Scripts{
+			PostInstall: r.tree + "/deploy/release/scripts/postinstall.sh",
+			PreRemove:   r.tree + "/deploy/release/scripts/preremove.sh",
+			PostRemove:  r.tree + "/deploy/release/scripts/postremove.sh",
+		}}}
+}
+
+// pack writes a package.
+func (r *release) pack(kind, arch string, b bundle) error {
 	info := nfpm.WithDefaults(&nfpm.Info{
-		Name: "kvd", Arch: arch, Platform: "linux", Version: r.version, Release: "1", MTime: r.when,
-		Section: "database", Priority: "optional", Maintainer: "The kvd project <kvd@kvd-project.example>",
-		Homepage: "https://github.com/kvd-project/kvd", License: "Apache-2.0",
-		Description: "A key-value store in the memory of other machines\nkvd runs directory nodes, memory nodes and " +
-			"gateways; kvctl uses and inspects a store.\nInstalled units neither start nor restart by themselves.",
-		Overridables: nfpm.Overridables{
-			Recommends: []string{"systemd"},
-			Scripts: nfpm.Scripts{
-				PostInstall: r.tree + "/deploy/release/scripts/postinstall.sh",
-				PreRemove:   r.tree + "/deploy/release/scripts/preremove.sh",
-				PostRemove:  r.tree + "/deploy/release/scripts/postremove.sh",
-			},
-			RPM: nfpm.RPM{BuildHost: "localhost", Group: "Applications/Databases",
-				Summary: "A key-value store in the memory of other machines"},
-		},
+		Name: b.name, Arch: arch, Platform: "linux", Version: r.version, Release: "1", MTime: r.when,
+		Section: b.section, Priority: "optional", Maintainer: "The kvd project <kvd@kvd-project.example>",
+		Homepage: "https://github.com/kvd-project/kvd", License: "Apache-2.0", Description: b.about,
+		Overridables: b.more,
 	})
-	for _, f := range list {
+	summary, _, _ := strings.Cut(b.about, "\n")
+	info.RPM = nfpm.RPM{BuildHost: "localhost", Group: b.group, Summary: summary}
+	for _, f := range b.list {
 		if f.only != "" && f.only != kind {
 			continue
 		}
 		c := &files.Content{Source: f.from, Destination: f.to, FileInfo: &files.ContentFileInfo{
 			Mode: f.mode, MTime: r.when, Owner: "root", Group: "root"}}
-		if f.config {
+		switch {
+		case f.config:
 			c.Type = files.TypeConfigNoReplace
+		case f.link:
+			c.Type = files.TypeSymlink
 		}
 		info.Contents = append(info.Contents, c)
 	}
 	if err := nfpm.PrepareForPackager(info, kind); err != nil {
 		return err
 	}
-	out, err := os.Create(r.out + "/" + p.ConventionalFileName(info))
-	if err != nil {
-		return err
+	p := map[string]nfpm.Packager{"deb": deb.Default, "rpm": rpm.DefaultRPM}[kind]
+	name := p.ConventionalFileName(info)
+	var made bytes.Buffer
+	if err := p.Package(info, &made); err != nil {
+		return fmt.Errorf("package %s: %w", name, err)
 	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	if err := p.Package(info, out); err != nil {
-		return fmt.Errorf("package %s: %w", out.Name(), err)
+	text := made.Bytes()
+	if len(b.control) > 0 {
+		var err error
+		if text, err = r.withControl(text, b.control); err != nil {
+			return fmt.Errorf("package %s: %w", name, err)
+		}
 	}
-	return nil
+	return os.WriteFile(r.out+"/"+name, text, 0o644)
 }
 
 // checksums writes SHA256SUMS, as sha256sum -c reads it, of all files of the release.

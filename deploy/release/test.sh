@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test.sh FOLDER: makes a release in FOLDER, makes it again from an export of the tree elsewhere, which has to give the same
 # bytes, and a second one; installs, starts, upgrades and removes their packages in a Debian under a systemd of its
-# own. FOLDER/.base is that Debian, and serves again. For root.
+# own. Programs in C and Python are built and installed there, too. FOLDER/.base is that Debian, and serves again. For root.
 set -euo pipefail
 mkdir -p "$1"
 out=$(realpath "$1")
@@ -23,7 +23,9 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 temp=$(mktemp -d)
 manager=
 group=
+base=
 end() {
+	[ -z "$base" ] || kill -- "-$base" 2>/dev/null || true
 	if [ -n "$manager" ]; then
 		kill -KILL "$manager" 2>/dev/null || true
 		wait "$manager" 2>/dev/null || true
@@ -40,23 +42,39 @@ end() {
 }
 trap end EXIT
 
+# A Debian comes by the network while the processors build.
+packages=systemd,dbus,rpm,man-db,bash-completion,gcc,libc6-dev,pkg-config,python3-venv
+if [ "$(cat "$out/.base/complete" 2>/dev/null)" != "$packages" ]; then
+	rm -rf "${out:?}/.base"
+	set -m # a process group of its own, which ends as a whole
+	debootstrap --variant=minbase --include="$packages" bookworm "$out/.base" >"$out/debootstrap.log" 2>&1 </dev/null &
+	base=$!
+	set +m
+fi
+
 step 'two builds of a release have the same bytes'
 "$here/release.sh" v0.1.0 "$out/first"
+"$here/release.sh" v0.2.0-rc1 "$out/second" >"$temp/second" 2>&1 &
+second=$!
 mkdir "$temp/tree"
 git ls-files -z | tar --create --null --files-from=- | tar --extract --directory "$temp/tree"
 "$temp/tree/deploy/release/release.sh" v0.1.0 "$temp/again"
 diff --recursive "$out/first" "$temp/again" || fail 'the second build differs'
 rm -rf "$temp/tree" "$temp/again"
-"$here/release.sh" v0.2.0-rc1 "$out/second"
+wait "$second" || { cat "$temp/second"; fail 'a second release is not made'; }
 if "$here/release.sh" 0.3 "$temp/none" 2>"$temp/log"; then fail 'a release of no version was made'; fi
 has 'VERSION=0.3' "$temp/log"
+if "$here/release.sh" v0.3.0-try "$temp/none" 2>"$temp/log"; then fail 'a release was made that Python has no version for'; fi
+has 'VERSION=v0.3.0-try' "$temp/log"
 
 step 'checksums, SBOMs, archives'
 (cd "$out/first" && sha256sum --check --quiet --strict SHA256SUMS)
-[ "$(wc -l <"$out/first/SHA256SUMS")" = $((5 * $(wc -w <<<"$ARCHES"))) ] || fail 'not five files for each architecture'
+[ "$(wc -l <"$out/first/SHA256SUMS")" = $((12 * $(wc -w <<<"$ARCHES"))) ] || fail 'not twelve files for each architecture'
 has '"name": "github.com/hashicorp/raft"' "$out/first/kvd-0.1.0-linux-$last.cdx.json"
 has '"bomFormat": "CycloneDX"' "$out/first/kvctl-0.1.0-linux-amd64.cdx.json"
 has '"version": "v0.1.0"' "$out/first/kvctl-0.1.0-linux-amd64.cdx.json"
+has '"bom-ref": "pkg:pypi/kvd@0.2.0rc1"' "$out/second/kvd-python-0.2.0-rc1-linux-amd64.cdx.json"
+has "$(sha256sum "$out/first"/kvd-0.1.0-py3-none-manylinux_2_*_x86_64.whl | cut -d ' ' -f 1)" "$out/first/kvd-python-0.1.0-linux-amd64.cdx.json"
 mkdir "$temp/archive"
 tar --extract --gzip --file "$out/first/kvd-0.1.0-linux-$arch.tar.gz" --directory "$temp/archive"
 "$temp/archive/kvd-0.1.0-linux-$arch/usr/bin/kvd" version | grep --quiet '^kvd v0.1.0 '
@@ -69,20 +87,22 @@ has "kvd 0.1.0 1 x86_64 Apache-2.0 $SOURCE_DATE_EPOCH" "$temp/rpm"
 rpm --query --package --queryformat '%{VERSION} %{ARCH}\n' "$out/second"/*."$machine".rpm >"$temp/rpm"
 has "0.2.0~rc1 $machine" "$temp/rpm"
 rpm --query --package --configfiles "$rpm" >"$temp/rpm"
-diff "$temp/rpm" <(printf '/etc/kvd/%s.yaml\n' directory gateway memnode) || fail 'other settings'
+diff "$temp/rpm" <(printf '/etc/kvd/%s.yaml\n' broker directory gateway memnode) || fail 'other settings'
 dpkg-deb --contents "$out/first/kvd_0.1.0-1_amd64.deb" | awk '!/\/$/ {print substr($6, 2)}' | sed s,vendor-completions,site-functions, | sort >"$temp/deb"
 rpm --query --package --list "$rpm" | sort | diff "$temp/deb" - || fail 'the packages differ'
+dpkg-deb --info "$out/first/libkvd0_0.1.0-1_amd64.deb" symbols >"$temp/symbols"
+has ' kvd_open@KVD_1.0 0.1.0' "$temp/symbols"
+rpm --query --package --provides --requires "$out/first/libkvd-0.1.0-1.x86_64.rpm" "$out/first/libkvd-devel-0.1.0-1.x86_64.rpm" >"$temp/rpm"
+has 'libkvd.so.0()(64bit)' "$temp/rpm"
+has 'libkvd = 0.1.0-1' "$temp/rpm"
 
 step 'a Debian of its own'
-if ! [ -e "$out/.base/complete" ]; then
-	rm -rf "${out:?}/.base"
-	debootstrap --variant=minbase --include=systemd,dbus,rpm,man-db,bash-completion bookworm "$out/.base" >"$out/debootstrap.log" || {
-		tail -n 5 "$out/debootstrap.log"
-		exit 1
-	}
+if [ -n "$base" ]; then
+	wait "$base" || { tail -n 5 "$out/debootstrap.log"; fail 'there is no Debian'; }
+	base=
 	# Images of Debian without documents have this; man pages are documents.
 	rm -f "$out/.base/etc/dpkg/dpkg.cfg.d/docker"
-	touch "$out/.base/complete"
+	echo "$packages" >"$out/.base/complete"
 fi
 cgroups=$(awk '$3 == "cgroup2" {print $2; exit}' /proc/self/mounts)
 [ -n "$cgroups" ] || fail 'there is no cgroup2 here, which systemd wants'
@@ -123,7 +143,7 @@ life() {
 	within sh -c "$1"
 	equal "kvd v0.1.0" within sh -c 'kvd version | cut -d " " -f 1,2'
 	within bash -c 'man --where kvctl-nodes-restart kvd-memnode && . /usr/share/bash-completion/completions/kvctl && test -s /usr/share/fish/vendor_completions.d/kvd.fish' >/dev/null
-	for role in directory memnode gateway; do
+	for role in directory memnode gateway broker; do
 		equal inactive show ActiveState kvd-$role
 		equal disabled show UnitFileState kvd-$role
 	done
@@ -170,6 +190,36 @@ within grep --quiet '^# Ours. Metrics' /etc/kvd/memnode.yaml || fail 'settings a
 within dpkg --purge kvd >"$temp/log" 2>&1
 has '/var/lib/private/kvd-directory, the data folder of a directory node, stays' "$temp/log"
 if within test -e /etc/kvd; then fail 'settings are left'; fi
+
+step 'C and Python: libkvd installed and upgraded, programs built and run, removed'
+second=0.2.0~rc1-1_$arch.deb
+within dpkg --install "/release/first/libkvd0_0.1.0-1_$arch.deb" "/release/first/libkvd-dev_0.1.0-1_$arch.deb" >/dev/null
+within dpkg --install "/release/second/libkvd0_$second" "/release/second/libkvd-dev_$second" "/release/second/kvd_$second" >/dev/null
+within systemd-run --quiet --unit=kvd-dev --property=DefaultDependencies=no --property=StandardError=append:/run/kvd-dev.log --property=StandardOutput=append:/run/kvd-dev.log kvd dev
+until_ grep --quiet '^ready role=dev' /run/kvd-dev.log
+within sh -c 'cd /tmp && cc -Wall -Werror /usr/share/doc/libkvd-dev/examples/hello.c $(pkg-config --cflags --libs kvd) -o hello && cc -Wall -Werror -static-libgcc /usr/share/doc/libkvd-dev/examples/hello.c /usr/lib/*-linux-gnu/libkvd.a -o hello-static'
+equal world within /tmp/hello
+equal world within /tmp/hello-static
+equal world kvctl get hello
+within sh -c 'python3 -m venv /tmp/venv && /tmp/venv/bin/pip install --quiet --no-index /release/first/kvd-*_$(uname -m).whl && apt-get remove --yes gcc libkvd-dev libkvd0 >/dev/null && ! command -v cc && ! test -e /usr/include/kvd.h'
+# The array leaves no room in the arena for a copy of it, and tracemalloc counts what Python takes.
+cat >"$out/array.py" <<'EOF'
+import tracemalloc
+import kvd
+
+with kvd.Client(arena=8 << 20) as client:
+    weights = client.alloc(3 << 19, "float32")  # 6 MiB
+    weights[0], weights[-1] = 1.5, 2.5
+    tracemalloc.start()
+    client.put("weights", weights)
+    weights[0] = weights[-1] = 0
+    client.get_into("weights", weights)
+    copied = tracemalloc.get_traced_memory()[1]
+    print(weights[0], weights[-1], copied < 100_000)
+EOF
+equal '1.5 2.5 True' within /tmp/venv/bin/python /release/array.py
+within systemctl stop kvd-dev
+within dpkg --purge kvd >/dev/null
 
 step 'RPM: the same, with rpm on that machine'
 within rm -rf /var/lib/private/kvd-directory

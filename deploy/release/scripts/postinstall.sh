@@ -5,7 +5,7 @@ set -e
 case "$1" in abort-*) exit 0 ;; esac
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload
-for role in directory memnode gateway; do
+for role in directory memnode gateway broker; do
 	systemctl is-active --quiet "kvd-$role" || continue
 	case $role in
 	memnode) echo "kvd: kvd-memnode goes on with the program it has; when every copy is there (kvctl status): kvctl nodes restart NAME --leave" ;;

@@ -10,4 +10,4 @@ inactive | failed) ;;
 	exit 1
 	;;
 esac
-systemctl disable --quiet --now kvd-gateway kvd-directory kvd-memnode
+systemctl disable --quiet --now kvd-gateway kvd-broker kvd-directory kvd-memnode
