@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, UNSUPPORTED = 19 };
+enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, PROTOCOL = 17, UNSUPPORTED = 19 };
 
 struct queue {
     unsigned char *base;
@@ -464,6 +464,29 @@ static void garbage(struct conn *c, struct queue *q, const struct kvd_ring_submi
     complete(c, q, &e);
 }
 
+/* lie writes a completion that keeps the rules, and is not true. */
+static void lie(struct conn *c, struct queue *q, const struct kvd_ring_submission *s) {
+    unsigned char *slot = q->base + q->slots + (s->tag & (q->depth - 1)) * 1024ull;
+    struct kvd_ring_completion e = {.tag = s->tag, .version = rnd(), .expires_ms = rnd(), .crc = rnd(), .region = rnd(), .offset = rnd(), .valid_until = rnd(), .value_flags = rnd(), .flags = (uint16_t)rnd()};
+    uint64_t most = s->memory == 0 && s->length > 1024 ? 1024 : s->length;
+    int reads = s->op == KVD_OP_GET || s->op == KVD_OP_GET_RANGE || s->op == KVD_OP_SCAN;
+    memset(slot, (int)(rnd() & 255), rnd() % 256);
+    if (rnd() % 2 == 0) {
+        e.outcome = (uint8_t)(1 + rnd() % 2);
+        e.code = (uint8_t)(1 + rnd() % 21);
+        e.length = rnd() % 1025;
+        if (e.code == SHORT && (s->op == KVD_OP_GET || s->op == KVD_OP_SCAN))
+            e.length = s->length + 1 + rnd() % 64;
+        else if (e.code == SHORT || e.code == PROTOCOL)
+            e.code = NOT_FOUND;
+    } else if (s->op == KVD_OP_INCR) {
+        e.length = (uint64_t)snprintf((char *)slot, 1024, "%d", (int)rnd());
+    } else {
+        e.length = reads ? rnd() % (most + 1) : rnd();
+    }
+    complete(c, q, &e);
+}
+
 static void serve(struct conn *c, struct queue *q) {
     uint32_t mode = atomic_load(&fake->mode), tail = atomic_load(word(q, KVD_RING_SQ_TAIL));
     if (mode == FAKE_HONEST || mode == FAKE_ONE_QUEUE)
@@ -485,8 +508,10 @@ static void serve(struct conn *c, struct queue *q) {
             drop(c);
             return;
         }
-        if (mode == FAKE_GARBAGE)
+        if (mode == FAKE_GARBAGE || (mode == FAKE_LIES && rnd() % 256 == 0))
             garbage(c, q, &s);
+        else if (mode == FAKE_LIES)
+            lie(c, q, &s);
         else if (mode == FAKE_HOLD_TAKEN && s.op != KVD_OP_CANCEL)
             q->held[q->nheld++] = s;
         else
