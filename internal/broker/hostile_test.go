@@ -136,9 +136,12 @@ func (h *hostile) full() bool {
 // submit queues what is well-formed as bytes, mostly.
 func (h *hostile) submit() {
 	s := h.s
-	x := ring.Submission{Op: ring.Op(s.byte() % 18), Tag: h.tag, KeyBytes: uint16(1 + s.byte()%3)}
+	x := ring.Submission{Op: ring.Op(s.byte() % 22), Tag: h.tag, KeyBytes: uint16(1 + s.byte()%3)}
 	if h.cheap && s.byte() < 200 {
 		x.Op = ring.Op(s.byte())
+	}
+	if x.Op >= 18 && x.Op < 22 { // of streams
+		x.Op += ring.OpPutBegin - 18
 	}
 	if c := s.byte(); c < 64 {
 		x.Flags = c & 15
@@ -155,6 +158,9 @@ func (h *hostile) submit() {
 		x.Memory = uint32(c % 4)
 	}
 	x.Offset, x.Length, x.Word = s.number(), s.number(), s.number()
+	if x.Op >= ring.OpPutAppend && s.byte() < 128 {
+		x.Word %= 32
+	}
 	if c := s.byte(); c < 32 {
 		x.TTL, x.Timeout = s.number(), uint32(s.number())
 	}

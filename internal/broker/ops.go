@@ -38,6 +38,8 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 		q.c.t.stats.Bytes.Add(uint64(n))
 	case ring.OpScan:
 		return q.scan(ctx, it)
+	case ring.OpPutBegin, ring.OpPutAppend, ring.OpPutCommit, ring.OpPutAbort:
+		return q.stream(ctx, it)
 	case ring.OpDeletePrefix:
 		x.Version, err = deletePrefix(ctx, cl, it.key)
 		if err != nil {
@@ -296,7 +298,8 @@ func codeOf(err error) ring.Code {
 		{client.ErrViewExpired, ring.ViewExpired}, {context.DeadlineExceeded, ring.Timeout},
 		{context.Canceled, ring.Closed}, {client.ErrUnavailable, ring.Unavailable},
 		{client.ErrClosed, ring.Unavailable},
-		{client.ErrUnknownOutcome, ring.Unavailable},
+		{client.ErrUnknownOutcome, ring.Unavailable}, {client.ErrInterrupted, ring.Unavailable},
+		{errClosing, ring.Closed},
 	} {
 		if errors.Is(err, x.err) {
 			return x.code
