@@ -91,7 +91,7 @@ static int locate(struct queue *q, struct op *op) {
         op->place = PLACE_NONE;
         return 0;
     }
-    int put = op->code_op == KVD_OP_PUT;
+    int put = kvd__gives(op);
     if (op->code_op != KVD_OP_SCAN && op->bounce == NULL &&
         !(kvd__inside(c, op->bytes, 1) && op->length > KVD_SMALL / 2) &&
         (put ? op->key_bytes + op->length <= KVD_SMALL : op->length <= KVD_SMALL)) {
@@ -140,9 +140,10 @@ static int place(struct queue *q, struct op *op) {
     unsigned char *bytes = q->slots + (size_t)slot * KVD_RING_SLOT;
     op->tag = slot | q->turns[slot]++ * q->depth;
     op->index = q->sq_tail;
+    op->generation = q->generation;
     if (op->key_bytes != 0)
         memcpy(bytes, op->key, op->key_bytes);
-    int put = op->code_op == KVD_OP_PUT;
+    int put = kvd__gives(op);
     if (put && op->place == PLACE_SLOT && op->length != 0)
         memcpy(bytes + op->key_bytes, op->bytes, op->length);
     struct kvd_ring_submission s = {

@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, PROTOCOL = 17, UNSUPPORTED = 19 };
+enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, STALE = 13, PROTOCOL = 17, UNSUPPORTED = 19 };
 
 struct queue {
     unsigned char *base;
@@ -372,6 +372,50 @@ static uint8_t do_scan(struct conn *c, const struct kvd_ring_submission *s, cons
     return OK;
 }
 
+/* One stream at a time is enough for the tests; its number is always 1, as of a broker that begins anew. */
+static struct {
+    struct kvd_ring_submission begin;
+    unsigned char key[FAKE_KEY], *value;
+    uint64_t at;
+} stream;
+
+static uint8_t do_stream(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
+    if (s->op == KVD_OP_PUT_BEGIN) {
+        if (s->length > FAKE_VALUE)
+            return TOO_LARGE;
+        if (stream.value != NULL || s->key_bytes > FAKE_KEY)
+            exit(9);
+        stream.value = malloc(s->length + 1);
+        stream.begin = *s;
+        stream.at = 0;
+        memcpy(stream.key, slot, s->key_bytes);
+        e->version = 1;
+        return OK;
+    }
+    if (stream.value == NULL || s->word != 1)
+        return STALE;
+    if (s->op == KVD_OP_PUT_APPEND) {
+        if (s->length > stream.begin.length - stream.at || (s->memory == 0 && s->length > 1024))
+            exit(10); /* the library counts what is left */
+        memcpy(stream.value + stream.at, s->memory == 0 ? slot : memory(c, s, s->length), s->length);
+        stream.at += s->length;
+        return OK;
+    }
+    struct fake_record *r = s->op == KVD_OP_PUT_COMMIT ? find(stream.key, stream.begin.key_bytes, 1) : NULL;
+    if (r != NULL) {
+        memcpy(r->value, stream.value, stream.at);
+        r->length = stream.at;
+        r->version = atomic_fetch_add(&fake->version, 1) + 1;
+        r->expires_ms = soon(stream.begin.ttl_ms);
+        r->flags = stream.begin.value_flags;
+        r->used = 1;
+        told(e, r);
+    }
+    free(stream.value);
+    stream.value = NULL;
+    return OK;
+}
+
 static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
     struct fake_record *r;
     switch (s->op) {
@@ -399,6 +443,11 @@ static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned
     case KVD_OP_SCAN:
     case KVD_OP_DELETE_PREFIX:
         return do_scan(c, s, slot, e);
+    case KVD_OP_PUT_BEGIN:
+    case KVD_OP_PUT_APPEND:
+    case KVD_OP_PUT_COMMIT:
+    case KVD_OP_PUT_ABORT:
+        return do_stream(c, s, slot, e);
     case KVD_OP_NOP:
         return OK;
     }

@@ -173,6 +173,7 @@ int main(int argc, char **argv) {
     }
     n += run(calls_tests, &b, argc, argv, from);
     n += run(batch_tests, &b, argc, argv, from);
+    n += run(stream_tests, &b, argc, argv, from);
     if (b.fake != NULL) {
         n += run(state_tests, &b, argc, argv, from);
         n += run(fuzz_tests, &b, argc, argv, from);
