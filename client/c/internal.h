@@ -2,7 +2,8 @@
  * internal.h - what the files of libkvd share.
  *
  * client.c opens, closes and makes errors; arena.c finds memory; conn.c talks on the socket; queue.c on the rings;
- * ops.c has the calls for one record, many.c those for prefixes, view.c views, batch.c batches, loop.c event loops.
+ * ops.c has the calls for one record, many.c those for prefixes, view.c views, batch.c batches, stream.c streams,
+ * loop.c event loops.
  *
  * Locks, taken in this order: client.control, queue.lock, client.memory. Whoever waits holds none of them.
  */
@@ -82,6 +83,7 @@ struct op {
     uint8_t own;     /* the queue's: nobody waits for it */
     uint8_t resend;  /* the connection went before the broker took it */
     uint32_t tag;
+    uint64_t generation; /* of the connection on which it was placed */
     uint32_t index;  /* of its entry in the submission ring */
     uint32_t block;  /* with arena bytes: the first page of their block */
     uint32_t memory;
@@ -99,7 +101,6 @@ struct op {
     uint64_t expires_ms;
     uint32_t got_flags;
     int64_t number;
-    uint64_t generation; /* of the connection that had it last */
     struct kvd_view *view;
 };
 
@@ -294,6 +295,11 @@ void kvd__op_free(struct op *op);
 static inline void kvd__copy_in(void *to, const void *from, size_t size) {
     memcpy(to, from, size);
     __asm__ volatile("" ::: "memory");
+}
+
+/* kvd__gives tells whether the bytes of an operation go to the broker. */
+static inline int kvd__gives(const struct op *op) {
+    return op->code_op == KVD_OP_PUT || op->code_op == KVD_OP_PUT_APPEND;
 }
 
 static inline _Atomic uint32_t *kvd__word(struct queue *q, size_t offset) {

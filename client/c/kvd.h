@@ -19,8 +19,7 @@
  * Small values in other memory go by the ring, larger ones through free bytes of the arena. After a failure the bytes
  * of a destination are untouched or zero, never those of another value.
  *
- * Threads. All functions may be called from any thread, except that two calls on one kvd_batch, or on one view, must
- * not overlap.
+ * Threads. All functions may be called from any thread. Two calls on one kvd_batch, kvd_stream or view must not overlap.
  * kvd_close must not overlap any other call. Calls are not async-signal-safe, and a thread must not be cancelled
  * inside of them.
  *
@@ -85,6 +84,7 @@ enum kvd_code {
 typedef struct kvd_client kvd_client; /* a connection to a broker, and an arena */
 struct kvd_view;                      /* a value that is looked at in place */
 typedef struct kvd_batch kvd_batch;   /* operations that are started together */
+typedef struct kvd_stream kvd_stream; /* a put of a value that comes piece by piece */
 
 /* Filled in by each call that is given one. */
 typedef struct kvd_error {
@@ -174,7 +174,7 @@ int kvd_open(const kvd_options *options, kvd_client **client, kvd_error *error);
 
 /*
  * kvd_close ends the connection and unmaps the arena: its pointers, and what kvd_get gave, are invalid then.
- * It answers KVD_BUSY, and does nothing, while a batch or a view of the client has not been freed. NULL is allowed.
+ * It answers KVD_BUSY, and does nothing, while a batch, stream or view of the client has not been freed. NULL is allowed.
  */
 int kvd_close(kvd_client *client);
 
@@ -323,6 +323,32 @@ int kvd_view_end(struct kvd_view *view, kvd_error *error);
 
 /* kvd_view_release is kvd_view_end, and then the view and its parts are gone. NULL is allowed. */
 int kvd_view_release(struct kvd_view *view, kvd_error *error);
+
+/* ---- Streams: one long value, piece by piece ---- */
+
+/*
+ * kvd_put_new begins a put of length bytes, and makes *stream. Nobody sees any of it before kvd_put_commit, and an
+ * older value stays until then. how may be NULL; its condition is KVD_ALWAYS, and its timeout_ms is that of each call.
+ * A value that is refused for its length or key is refused here. KVD_BUSY: this client or its socket has as many
+ * streams as the broker allows. A stream has a minute for each 64 MiB of its value begun, if the broker has no other
+ * time; then it ends with KVD_TIMEOUT.
+ */
+int kvd_put_new(kvd_client *client, const void *key, uint64_t key_bytes, uint64_t length, const kvd_write *how,
+                kvd_stream **stream, kvd_error *error);
+
+/*
+ * kvd_put_write gives the next bytes, which are the caller's again when it returns. KVD_ARGUMENT: the value has fewer
+ * left, and none were taken. After any other failure the stream has failed: nothing is stored, and kvd_put_free is
+ * all that is left to call. KVD_UNAVAILABLE, KVD_STALE: the connection, or memory of the store's, was lost meanwhile.
+ * The caller may begin anew.
+ */
+int kvd_put_write(kvd_stream *stream, const void *bytes, uint64_t n, kvd_error *error);
+
+/* kvd_put_commit stores the value. KVD_ARGUMENT: bytes are missing, and the stream goes on. */
+int kvd_put_commit(kvd_stream *stream, kvd_record *record, kvd_error *error);
+
+/* kvd_put_free frees a stream. Without a commit nothing is stored, and the store has its memory again. */
+int kvd_put_free(kvd_stream *stream);
 
 /* ---- Many records ---- */
 

@@ -66,6 +66,10 @@ enum {
     KVD_OP_UNPIN = 13,
     KVD_OP_CANCEL = 14,
     KVD_OP_NOP = 15,
+    KVD_OP_PUT_BEGIN = 50,
+    KVD_OP_PUT_APPEND = 51,
+    KVD_OP_PUT_COMMIT = 52,
+    KVD_OP_PUT_ABORT = 53,
 };
 enum {
     KVD_MSG_HELLO = 1,

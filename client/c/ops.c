@@ -113,7 +113,7 @@ int kvd__run(kvd_client *c, struct op *op, kvd_error *error) {
         return kvd__fail(error, KVD_NO, KVD_TOO_LARGE, 0, "the value does not fit into the arena");
     if (op->bounce == NULL)
         return kvd__fail(error, KVD_NO, KVD_BUSY, 0, "the arena is full");
-    if (op->code_op == KVD_OP_PUT)
+    if (kvd__gives(op))
         memcpy(op->bounce, op->bytes, op->length);
     int code = carry_out(c, op, error);
     kvd__call_unbounce(c, op->bounce);

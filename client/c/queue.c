@@ -91,7 +91,7 @@ static int locate(struct queue *q, struct op *op) {
         op->place = PLACE_NONE;
         return 0;
     }
-    int put = op->code_op == KVD_OP_PUT;
+    int put = kvd__gives(op);
     if (op->code_op != KVD_OP_SCAN && op->bounce == NULL &&
         !(kvd__inside(c, op->bytes, 1) && op->length > KVD_SMALL / 2) &&
         (put ? op->key_bytes + op->length <= KVD_SMALL : op->length <= KVD_SMALL)) {
@@ -143,7 +143,7 @@ static int place(struct queue *q, struct op *op) {
     op->generation = q->generation;
     if (op->key_bytes != 0)
         memcpy(bytes, op->key, op->key_bytes);
-    int put = op->code_op == KVD_OP_PUT;
+    int put = kvd__gives(op);
     if (put && op->place == PLACE_SLOT && op->length != 0)
         memcpy(bytes + op->key_bytes, op->bytes, op->length);
     struct kvd_ring_submission s = {

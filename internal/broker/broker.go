@@ -90,9 +90,10 @@ type tenant struct {
 	b     *Broker
 	stats Counters
 	// copies bounds the PUTs that are copied first, at a time: each may be as long as a value.
-	copies chan struct{}
-	pins   pins
-	mu     struct {
+	copies  chan struct{}
+	streams chan struct{} // has one for each
+	pins    pins
+	mu      struct {
 		sync.Mutex
 		conns map[*conn]struct{}
 		arena int64 // bytes
@@ -111,7 +112,7 @@ type Counters struct {
 	Batches                     atomic.Uint64 // groups of operations that shared round trips
 	Bytes                       atomic.Uint64 // of values, both ways
 	Lapsed                      atomic.Uint64 // Views that the program did not release in time
-	Ops                         [ring.OpNop + 1]atomic.Uint64
+	Ops                         [ring.OpPutAbort + 1]atomic.Uint64
 	Codes                       [ring.System + 1]atomic.Uint64 // of completions
 }
 
@@ -128,7 +129,8 @@ func New(sockets []Socket, log *slog.Logger) (*Broker, error) {
 		if s.UIDs == nil {
 			s.UIDs = []uint32{0, uint32(os.Geteuid())}
 		}
-		t := &tenant{Socket: s, b: b, copies: make(chan struct{}, 4)}
+		t := &tenant{Socket: s, b: b, copies: make(chan struct{}, 4),
+			streams: make(chan struct{}, maxSocketStreams)}
 		t.mu.conns = map[*conn]struct{}{}
 		b.tenants = append(b.tenants, t)
 	}

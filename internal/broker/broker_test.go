@@ -106,13 +106,19 @@ type program struct {
 // dial connects without a hello.
 func (w *world) dial(t testing.TB, socket string) *program {
 	t.Helper()
+	p := w.connect(t, socket)
+	t.Cleanup(p.close)
+	return p
+}
+
+// connect is dial for a caller that closes the program itself: of thousands the test would keep each until its end.
+func (w *world) connect(t testing.TB, socket string) *program {
+	t.Helper()
 	nc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: w.paths[socket], Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{t: t, nc: nc, fd: -1}
-	t.Cleanup(p.close)
-	return p
+	return &program{t: t, nc: nc, fd: -1}
 }
 
 func (p *program) close() {
@@ -209,6 +215,14 @@ func (p *program) ended(what string) {
 func (w *world) open(t testing.TB, socket string, arena int, hello ring.Hello) *program {
 	t.Helper()
 	p := w.dial(t, socket)
+	p.greet(arena, hello)
+	return p
+}
+
+// greet says hello with an arena.
+func (p *program) greet(arena int, hello ring.Hello) {
+	t := p.t
+	t.Helper()
 	files := []int{p.self()}
 	if hello.ArenaBytes = uint64(arena); arena > 0 {
 		p.fd = p.makeArena(arena, unix.F_SEAL_SHRINK)
@@ -230,7 +244,6 @@ func (w *world) open(t testing.TB, socket string, arena int, hello ring.Hello) *
 		t.Fatal(err)
 	}
 	p.attach(files[1:])
-	return p
 }
 
 // attach maps a queue.

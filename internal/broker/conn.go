@@ -51,6 +51,7 @@ type conn struct {
 		memories map[uint32]*memory
 		last     uint32 // number of a memory
 		scans    scans
+		streams  streams
 	}
 }
 
@@ -119,6 +120,7 @@ func (c *conn) serve() {
 // takeDown waits until nothing touches the program's memory, and gives all of it up.
 func (c *conn) takeDown() {
 	c.endViews()
+	c.stopStreams()
 	done := make(chan struct{})
 	go func() {
 		c.wg.Wait()

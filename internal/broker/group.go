@@ -141,13 +141,14 @@ func (g *group) prepare() {
 func (q *queue) check(s *ring.Submission, keys *[]byte) (it item, no *ring.Completion) {
 	bad := func(text string) *ring.Completion { return q.failure(s.Tag, ring.No, ring.Argument, text) }
 	it.sub = *s
-	if s.Op == 0 || s.Op > ring.OpNop {
+	if !s.Op.Known() {
 		return it, q.failure(s.Tag, ring.No, ring.Unsupported, "unknown operation")
 	}
 	slot := q.server.Slot(s.Tag)
 	n := int(s.KeyBytes)
 	prefix := s.Op == ring.OpScan || s.Op == ring.OpDeletePrefix
-	switch keyless := s.Op == ring.OpNop || s.Op == ring.OpCancel || s.Op == ring.OpViewRelease; {
+	keyless := s.Op == ring.OpNop || s.Op == ring.OpCancel || s.Op == ring.OpViewRelease || s.Op >= ring.OpPutAppend
+	switch {
 	case n > ring.MaxKey:
 		return it, bad("the key is too long")
 	case n == 0 && !prefix && !keyless:
@@ -161,10 +162,10 @@ func (q *queue) check(s *ring.Submission, keys *[]byte) (it item, no *ring.Compl
 	*keys = append(*keys, slot[:n]...)
 	it.key = (*keys)[at:len(*keys):len(*keys)]
 	switch s.Op {
-	case ring.OpGet, ring.OpGetRange, ring.OpScan, ring.OpPut:
+	case ring.OpGet, ring.OpGetRange, ring.OpScan, ring.OpPut, ring.OpPutAppend:
 		if s.Memory == 0 {
 			it.buf = slot
-			if s.Op == ring.OpPut {
+			if s.Op == ring.OpPut || s.Op == ring.OpPutAppend {
 				if s.Length > uint64(len(slot)-n) {
 					return it, bad("the value does not fit into its slot")
 				}

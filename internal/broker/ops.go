@@ -43,6 +43,8 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 		return q.view(ctx, it)
 	case ring.OpViewRelease:
 		return q.releaseView(s)
+	case ring.OpPutBegin, ring.OpPutAppend, ring.OpPutCommit, ring.OpPutAbort:
+		return q.stream(ctx, it)
 	case ring.OpDeletePrefix:
 		x.Version, err = deletePrefix(ctx, cl, it.key)
 		if err != nil {
@@ -302,7 +304,8 @@ func codeOf(err error) ring.Code {
 		{context.DeadlineExceeded, ring.Timeout},
 		{context.Canceled, ring.Closed}, {client.ErrUnavailable, ring.Unavailable},
 		{client.ErrClosed, ring.Unavailable},
-		{client.ErrUnknownOutcome, ring.Unavailable},
+		{client.ErrUnknownOutcome, ring.Unavailable}, {client.ErrInterrupted, ring.Unavailable},
+		{errClosing, ring.Closed},
 	} {
 		if errors.Is(err, x.err) {
 			return x.code

@@ -46,7 +46,8 @@ struct kvd_ring_completion {
 		{"EXISTS", int(OpExists)}, {"TOUCH", int(OpTouch)}, {"INCR", int(OpIncr)}, {"SCAN", int(OpScan)},
 		{"DELETE_PREFIX", int(OpDeletePrefix)}, {"GET_RANGE", int(OpGetRange)}, {"VIEW", int(OpView)},
 		{"VIEW_RELEASE", int(OpViewRelease)}, {"PIN", int(OpPin)}, {"UNPIN", int(OpUnpin)}, {"CANCEL", int(OpCancel)},
-		{"NOP", int(OpNop)}})
+		{"NOP", int(OpNop)}, {"PUT_BEGIN", int(OpPutBegin)}, {"PUT_APPEND", int(OpPutAppend)},
+		{"PUT_COMMIT", int(OpPutCommit)}, {"PUT_ABORT", int(OpPutAbort)}})
 	constants(&b, "KVD_MSG_", []named{{"HELLO", int(KindHello)}, {"QUEUE", int(KindQueue)},
 		{"REGISTER", int(KindRegister)}, {"DEREGISTER", int(KindDeregister)}, {"BYE", int(KindBye)},
 		{"WELCOME", int(KindWelcome)}, {"QUEUED", int(KindQueued)}, {"DONE", int(KindDone)},

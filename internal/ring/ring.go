@@ -79,6 +79,14 @@ const WithoutLength = 1
 // MaxPin is how long a PIN may last, in milliseconds.
 const MaxPin = 70 * 60 * 1000
 
+// A PUT of Length bytes that come piece by piece. The stream's number is the Version that its beginning answers.
+const (
+	OpPutBegin  Op = 50 + iota // of the key; nothing is stored without a commit
+	OpPutAppend                // Memory is next of the stream Word
+	OpPutCommit                // of the stream Word: all of the value has come
+	OpPutAbort                 // of the stream Word: it is not wanted any more
+)
+
 // Flags of submissions; a PUT or DELETE has one of them at most.
 const (
 	FlagIfAbsent = 1 << iota
@@ -220,9 +228,18 @@ func ParseCompletion(b []byte) (c Completion, err error) {
 }
 
 var opNames = [...]string{"none", "get", "put", "delete", "exists", "touch", "incr", "scan", "delete-prefix",
-	"get-range", "view", "view-release", "pin", "unpin", "cancel", "nop"}
+	"get-range", "view", "view-release", "pin", "unpin", "cancel", "nop", OpPutBegin: "put-begin",
+	OpPutAppend: "put-append", OpPutCommit: "put-commit", OpPutAbort: "put-abort"}
 
-func (o Op) String() string { return opNames[min(int(o), int(OpNop)+1)%len(opNames)] }
+// Known reports whether o is one of those above.
+func (o Op) Known() bool { return o > 0 && int(o) < len(opNames) && opNames[o] != "" }
+
+func (o Op) String() string {
+	if !o.Known() {
+		return opNames[0]
+	}
+	return opNames[o]
+}
 
 var codeNames = [...]string{"ok", "not-found", "condition", "too-large", "short-buffer", "wrong-type", "timeout",
 	"cancelled", "unavailable", "denied", "full", "corrupt", "argument", "stale", "forked", "busy", "view-expired",

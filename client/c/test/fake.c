@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, VIEW_EXPIRED = 16, UNSUPPORTED = 19, VIEWS = 64, REGION = FAKE_VALUE + (1 << 20), PART = 1 << 20 };
+enum { CONNS = 32, QUEUES = 8, MEMS = 66, OK = 0, NOT_FOUND = 1, CONDITION = 2, TOO_LARGE = 3, SHORT = 4, TYPE = 5, CANCELLED = 7, ARGUMENT = 12, STALE = 13, VIEW_EXPIRED = 16, PROTOCOL = 17, UNSUPPORTED = 19, VIEWS = 64, REGION = FAKE_VALUE + (1 << 20), PART = 1 << 20 };
 
 struct queue {
     unsigned char *base;
@@ -480,6 +480,50 @@ static void forget(struct conn *c) {
     c->region = NULL;
 }
 
+/* One stream at a time is enough for the tests; its number is always 1, as of a broker that begins anew. */
+static struct {
+    struct kvd_ring_submission begin;
+    unsigned char key[FAKE_KEY], *value;
+    uint64_t at;
+} stream;
+
+static uint8_t do_stream(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
+    if (s->op == KVD_OP_PUT_BEGIN) {
+        if (s->length > FAKE_VALUE)
+            return TOO_LARGE;
+        if (stream.value != NULL || s->key_bytes > FAKE_KEY)
+            exit(9);
+        stream.value = malloc(s->length + 1);
+        stream.begin = *s;
+        stream.at = 0;
+        memcpy(stream.key, slot, s->key_bytes);
+        e->version = 1;
+        return OK;
+    }
+    if (stream.value == NULL || s->word != 1)
+        return STALE;
+    if (s->op == KVD_OP_PUT_APPEND) {
+        if (s->length > stream.begin.length - stream.at || (s->memory == 0 && s->length > 1024))
+            exit(10); /* the library counts what is left */
+        memcpy(stream.value + stream.at, s->memory == 0 ? slot : memory(c, s, s->length), s->length);
+        stream.at += s->length;
+        return OK;
+    }
+    struct fake_record *r = s->op == KVD_OP_PUT_COMMIT ? find(stream.key, stream.begin.key_bytes, 1) : NULL;
+    if (r != NULL) {
+        memcpy(r->value, stream.value, stream.at);
+        r->length = stream.at;
+        r->version = atomic_fetch_add(&fake->version, 1) + 1;
+        r->expires_ms = soon(stream.begin.ttl_ms);
+        r->flags = stream.begin.value_flags;
+        r->used = 1;
+        told(e, r);
+    }
+    free(stream.value);
+    stream.value = NULL;
+    return OK;
+}
+
 static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
     struct fake_record *r;
     switch (s->op) {
@@ -515,6 +559,11 @@ static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned
         return do_view(c, s, slot, e);
     case KVD_OP_VIEW_RELEASE:
         return do_release(c, s);
+    case KVD_OP_PUT_BEGIN:
+    case KVD_OP_PUT_APPEND:
+    case KVD_OP_PUT_COMMIT:
+    case KVD_OP_PUT_ABORT:
+        return do_stream(c, s, slot, e);
     case KVD_OP_NOP:
         return OK;
     }
@@ -589,6 +638,29 @@ static void garbage(struct conn *c, struct queue *q, const struct kvd_ring_submi
     complete(c, q, &e);
 }
 
+/* lie writes a completion that keeps the rules, and is not true. */
+static void lie(struct conn *c, struct queue *q, const struct kvd_ring_submission *s) {
+    unsigned char *slot = q->base + q->slots + (s->tag & (q->depth - 1)) * 1024ull;
+    struct kvd_ring_completion e = {.tag = s->tag, .version = rnd(), .expires_ms = rnd(), .crc = rnd(), .region = rnd(), .offset = rnd(), .valid_until = rnd(), .value_flags = rnd(), .flags = (uint16_t)rnd()};
+    uint64_t most = s->memory == 0 && s->length > 1024 ? 1024 : s->length;
+    int reads = s->op == KVD_OP_GET || s->op == KVD_OP_GET_RANGE || s->op == KVD_OP_SCAN;
+    memset(slot, (int)(rnd() & 255), rnd() % 256);
+    if (rnd() % 2 == 0) {
+        e.outcome = (uint8_t)(1 + rnd() % 2);
+        e.code = (uint8_t)(1 + rnd() % 21);
+        e.length = rnd() % 1025;
+        if (e.code == SHORT && (s->op == KVD_OP_GET || s->op == KVD_OP_SCAN))
+            e.length = s->length + 1 + rnd() % 64;
+        else if (e.code == SHORT || e.code == PROTOCOL)
+            e.code = NOT_FOUND;
+    } else if (s->op == KVD_OP_INCR) {
+        e.length = (uint64_t)snprintf((char *)slot, 1024, "%d", (int)rnd());
+    } else {
+        e.length = reads ? rnd() % (most + 1) : rnd();
+    }
+    complete(c, q, &e);
+}
+
 static void serve(struct conn *c, struct queue *q) {
     uint32_t mode = atomic_load(&fake->mode), tail = atomic_load(word(q, KVD_RING_SQ_TAIL));
     if (mode == FAKE_HONEST || mode == FAKE_ONE_QUEUE)
@@ -610,8 +682,10 @@ static void serve(struct conn *c, struct queue *q) {
             drop(c);
             return;
         }
-        if (mode == FAKE_GARBAGE)
+        if (mode == FAKE_GARBAGE || (mode == FAKE_LIES && rnd() % 256 == 0))
             garbage(c, q, &s);
+        else if (mode == FAKE_LIES)
+            lie(c, q, &s);
         else if (mode == FAKE_HOLD_TAKEN && s.op != KVD_OP_CANCEL)
             q->held[q->nheld++] = s;
         else

@@ -10,6 +10,7 @@ enum fake_mode {
     FAKE_HOLD_TAKEN,  /* passes entries, does nothing */
     FAKE_HOLD_ACTED,  /* passes entries and acts, answers nothing */
     FAKE_GARBAGE,     /* answers with nonsense */
+    FAKE_LIES,        /* answers what may be, and nonsense once in 256 times */
     FAKE_MUTE,        /* takes connections, says nothing */
     FAKE_CLOSE,       /* closes each connection when it has work */
     FAKE_ONE_QUEUE    /* refuses a second queue */

@@ -1,9 +1,9 @@
-/* fuzz.c - a broker that answers with nonsense: the library does not crash, hang, or write where it may not. */
+/* fuzz.c - a broker that answers with nonsense, or lies: the library does not crash, hang, or write where it may not. */
 #include "test.h"
 
 #include <unistd.h>
 
-enum { EDGE = 64, MOST = 3000, EACH = 24 };
+enum { EDGE = 64, MOST = 3000, EACH = 24, LIES = 250, SHORT = 128 };
 
 static uint32_t state;
 
@@ -41,7 +41,8 @@ static int look(kvd_client *c, kvd_error *e) {
     return kvd_view_release(v, e);
 }
 
-static void calls(kvd_client *c) {
+/* calls makes one call, and returns its code. */
+static int calls(kvd_client *c) {
     static unsigned char p[MOST + 2 * EDGE];
     kvd_error e = {.size = sizeof e};
     uint64_t n = rnd() % MOST, got = 0;
@@ -88,6 +89,7 @@ static void calls(kvd_client *c) {
     }
     CHECK(code == e.code && code >= 0 && code <= KVD_SYSTEM && (code == KVD_OK) == (e.outcome == KVD_YES));
     CHECK(memchr(e.text, 0, sizeof e.text) != NULL);
+    return code;
 }
 
 static void batches(kvd_client *c) {
@@ -145,4 +147,83 @@ static void test_garbage(struct broker *b) {
     fake_mode(b, FAKE_HONEST);
 }
 
-const struct test fuzz_tests[] = {{"garbage", test_garbage}, {NULL, NULL}};
+/* flood fills the ring with operations of all kinds. It returns KVD_PROTOCOL if the broker broke a rule. */
+static int flood(kvd_client *c) {
+    static unsigned char p[LIES][SHORT + 2 * EDGE];
+    uint64_t room[LIES];
+    kvd_error e = {.size = sizeof e};
+    kvd_batch *t;
+    int broken = KVD_OK;
+    memset(p, 0x5a, sizeof p);
+    GOOD(kvd_batch_new(c, LIES, &t, &e));
+    for (int i = 0; i < LIES; i++) {
+        room[i] = rnd() % SHORT;
+        switch (rnd() % 8) {
+        case 0:
+            GOOD(kvd_batch_add_put(t, "k", 1, p[i] + EDGE, room[i], NULL, &e));
+            break;
+        case 1:
+            GOOD(kvd_batch_add_incr(t, "k", 1, 1, &e));
+            break;
+        case 2:
+            GOOD(kvd_batch_add_exists(t, "k", 1, &e));
+            break;
+        case 3:
+            GOOD(kvd_batch_add_delete(t, "k", 1, NULL, &e));
+            break;
+        case 4:
+            room[i]++;
+            GOOD(kvd_batch_add_get_range(t, "k", 1, rnd(), p[i] + EDGE, room[i], &e));
+            continue;
+        default:
+            GOOD(kvd_batch_add_get_into(t, "k", 1, p[i] + EDGE, room[i], &e));
+            continue;
+        }
+        room[i] = UINT64_MAX; /* nothing is to be written there */
+    }
+    if (kvd_batch_submit(t, &e) == KVD_OK) {
+        if (rnd() % 16 == 0)
+            kvd_batch_cancel(t, &e);
+        GOOD(kvd_batch_wait(t, -1, &e));
+        for (uint32_t i = 0; i < LIES; i++) {
+            kvd_result r = {.size = sizeof r};
+            GOOD(kvd_batch_result(t, i, &r, &e));
+            CHECK(r.code >= 0 && r.code <= KVD_SYSTEM && (r.code == KVD_OK) == (r.outcome == KVD_YES));
+            if (r.code == KVD_PROTOCOL)
+                broken = KVD_PROTOCOL;
+            if (room[i] == UINT64_MAX)
+                CHECK(all(p[i], sizeof p[i], 0x5a));
+            else
+                judge(p[i], room[i], r.code, r.length);
+        }
+    }
+    CHECK(kvd_batch_free(t) == KVD_OK);
+    return broken;
+}
+
+static void test_lies(struct broker *b) {
+    const char *given = getenv("KVD_LIES"), *seed = getenv("KVD_SEED");
+    uint32_t lies = given != NULL ? (uint32_t)atof(given) : 20000, broken = 0;
+    state = seed != NULL ? (uint32_t)atol(seed) : 1;
+    atomic_store(&b->fake->seed, state * 2 + 1);
+    fake_mode(b, FAKE_LIES);
+    kvd_client *c = NULL;
+    while (atomic_load(&b->fake->taken) < lies) {
+        if (c == NULL) {
+            kvd_error e = {.size = sizeof e};
+            kvd_options o = {.size = sizeof o, .path = b->path, .arena_bytes = 1 << 20};
+            GOOD(kvd_open(&o, &c, &e));
+        }
+        if ((rnd() % 4 == 0 ? calls(c) : flood(c)) == KVD_PROTOCOL) {
+            /* A new client does not wait before it dials, as this one would. */
+            CHECK(kvd_close(c) == KVD_OK);
+            c = NULL;
+            broken++;
+        }
+    }
+    CHECK(kvd_close(c) == KVD_OK && broken > 0);
+    printf("%u lies, %u connections were ended for them\n", atomic_load(&b->fake->taken), broken);
+    fake_mode(b, FAKE_HONEST);
+}
+
+const struct test fuzz_tests[] = {{"garbage", test_garbage}, {"lies", test_lies}, {NULL, NULL}};

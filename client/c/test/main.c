@@ -175,6 +175,7 @@ int main(int argc, char **argv) {
     n += run(calls_tests, &b, argc, argv, from);
     n += run(batch_tests, &b, argc, argv, from);
     n += run(seen_tests, &b, argc, argv, from);
+    n += run(stream_tests, &b, argc, argv, from);
     if (b.fake != NULL) {
         n += run(state_tests, &b, argc, argv, from);
         n += run(view_tests, &b, argc, argv, from);

@@ -49,7 +49,8 @@ struct test {
     void (*run)(struct broker *b);
 };
 
-extern const struct test calls_tests[], batch_tests[], state_tests[], seen_tests[], view_tests[], fuzz_tests[];
+extern const struct test calls_tests[], batch_tests[], state_tests[], seen_tests[], view_tests[], fuzz_tests[],
+    stream_tests[];
 
 kvd_client *open_client(struct broker *b, uint32_t queues, uint64_t arena);
 int listens(const char *path);

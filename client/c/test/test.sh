@@ -1,6 +1,6 @@
 #!/bin/sh
 # test.sh - builds libkvd in several ways and tests each. usage: test.sh [SOCKET NAMESPACE] of a real broker.
-# KVD_FUZZ is how many rounds the garbage has (2000), KVD_SEED where it begins.
+# KVD_FUZZ is how many rounds the garbage has (2000), KVD_LIES how many lies there are (20000), KVD_SEED where they begin.
 set -eu
 cd "$(dirname "$0")/.."
 socket=${1:-} namespace=${2:-}
@@ -50,7 +50,7 @@ both build/thread
 
 said valgrind
 grind="valgrind -q --leak-check=full --errors-for-leak-kinds=definite,indirect --error-exitcode=9"
-KVD_FUZZ=60 build/with_pidfd $grind build/kvd_test_valgrind fake build/fake
+KVD_FUZZ=60 KVD_LIES=5000 build/with_pidfd $grind build/kvd_test_valgrind fake build/fake
 if [ -n "$socket" ]; then
     build/with_pidfd $grind build/kvd_test_valgrind real "$socket" "$namespace" one lengths mixed many loop seen
 fi
