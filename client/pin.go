@@ -26,6 +26,8 @@ func (c *Client) Pin(ctx context.Context, key []byte, until time.Time) error {
 	return c.pin(ctx, key, until)
 }
 
+var errNoPins = fmt.Errorf("%w: no key of the namespace may be pinned (kvctl namespace set --max-pinned)", ErrInvalid)
+
 // Unpin ends what Pin began, whoever called that, or returns ErrNotFound.
 func (c *Client) Unpin(ctx context.Context, key []byte) error { return c.pin(ctx, key, time.Time{}) }
 
@@ -43,7 +45,39 @@ func (c *Client) checkPin(until time.Time) error {
 	case d > MaxPin:
 		return fmt.Errorf("%w: pinned for %v, want %v at most", ErrInvalid, d.Round(time.Second), MaxPin)
 	case s.evicts.Load() && s.pinned.Load() == 0:
-		return fmt.Errorf("%w: no key of the namespace may be pinned (kvctl namespace set --max-pinned)", ErrInvalid)
+		return errNoPins
 	}
 	return nil
+}
+
+// lastPin is the last time for PutOptions.PinUntil.
+var lastPin = time.Date(2105, 12, 31, 23, 59, 59, 0, time.UTC)
+
+// CheckPinUntil is nil if a record can say that it is pinned until then, else ErrInvalid. It is what a Put asks of
+// PutOptions.PinUntil, for other implementations of API.
+func CheckPinUntil(until time.Time) error {
+	if until.After(lastPin) {
+		return fmt.Errorf("%w: pinned until %v, want %v at most", ErrInvalid, until, lastPin)
+	}
+	return nil
+}
+
+// pinnedUntil is until, of PutOptions, as a record with such an expiry holds it: Unix seconds, 0 if it is not pinned.
+func (c *Client) pinnedUntil(until time.Time, expiry uint64) (uint32, error) {
+	if until.IsZero() {
+		return 0, nil
+	}
+	s := c.sess.Load()
+	switch err := CheckPinUntil(until); {
+	case err != nil:
+		return 0, err
+	case expiry > layout.MaxPinnedExpiry:
+		return 0, fmt.Errorf("%w: pinned, and expires at %v, want %v at most", ErrInvalid, expires(expiry),
+			expires(layout.MaxPinnedExpiry))
+	case !s.evicts.Load() || time.Until(until) <= 0:
+		return 0, nil
+	case s.pinned.Load() == 0:
+		return 0, errNoPins
+	}
+	return uint32(until.Add(time.Second - 1).Unix()), nil
 }

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -87,6 +88,63 @@ func TestPin(t *testing.T) {
 			t.Fatalf("%d keys that are not pinned any more are there", found(t, c, "pin", pinned/2, pinned/2))
 		}
 		fillCache(t, c, fmt.Sprint("more", round, "-"), 4000)
+	}
+}
+
+// What is put with PinUntil stays, short or long, while a cache takes many times what it holds. Nobody notes it, and no
+// other session knows of it. A put without PinUntil, and the time, end that.
+func TestPutPinned(t *testing.T) {
+	t.Parallel()
+	r, c := pinRig(t, 60)
+	const pinned = 400
+	hour := client.PutOptions{PinUntil: time.Now().Add(time.Hour)}
+	value, long := make([]byte, 400), make([]byte, 600<<10)
+	ops := make([]client.Op, pinned)
+	for i := range ops {
+		ops[i] = client.Op{Kind: client.OpPut, Key: fmt.Appendf(nil, "pin%d", i), Value: value, PinUntil: hour.PinUntil}
+	}
+	c.Do(t.Context(), ops)
+	for i := range ops {
+		if ops[i].Err != nil {
+			t.Fatal(ops[i].Err)
+		}
+	}
+	put := func(k string, o client.PutOptions) {
+		t.Helper()
+		if _, err := c.PutFrom(t.Context(), []byte(k), bytes.NewReader(long), int64(len(long)), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("long", hour)
+	other := r.client(r.options())
+	for round := range 3 {
+		fillCache(t, other, fmt.Sprint("other", round, "-"), 8000)
+	}
+	st := other.Stats()
+	if n := found(t, c, "pin", 0, pinned); n != pinned || st.PinsPassed == 0 || st.PinsBroken != 0 || st.Evicted == 0 {
+		t.Errorf("%d of %d pinned keys are there; %d passed over, %d broken, %d evicted", n, pinned, st.PinsPassed,
+			st.PinsBroken, st.Evicted)
+	}
+	if _, err := c.Exists(t.Context(), []byte("long")); err != nil {
+		t.Errorf("the long value: %v", err)
+	}
+}
+
+// A cache in which everything is pinned by its record takes writes.
+func TestPutEverythingPinned(t *testing.T) {
+	t.Parallel()
+	_, c := pinRig(t, 30)
+	hour := client.PutOptions{PinUntil: time.Now().Add(time.Hour)}
+	for i := range 20_000 {
+		if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), make([]byte, 400), hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := c.Stats(); st.PinsBroken == 0 || st.PinsOver == 0 {
+		t.Errorf("%d pins broken, %d samples over the quota", st.PinsBroken, st.PinsOver)
+	}
+	for i := range 3 {
+		mustPut(t, c, fmt.Appendf(nil, "large%d", i), string(make([]byte, 200<<10)))
 	}
 }
 

@@ -195,8 +195,8 @@ func TestRecordVectors(t *testing.T) {
 			b := make([]byte, RecordLen(len(key), len(value)))
 			n := EncodeRecord(b, RecordHeader{Version: num[uint64](t, d, "version", 0),
 				Flags:  num[RecordFlags](t, d, "flags", 0),
-				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0)}, []byte(key),
-				[]byte(value))
+				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0),
+				Pinned: num[uint32](t, d, "pinned", 0)}, []byte(key), []byte(value))
 			out.WriteString(hexLines(b[:n]))
 			if err := DumpRecord(&out, 0x40, b); err != nil {
 				d.Fatalf(t, "%v", err)
