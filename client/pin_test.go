@@ -117,9 +117,7 @@ func TestPutPinned(t *testing.T) {
 	}
 	put("long", hour)
 	other := r.client(r.options())
-	for round := range 3 {
-		fillCache(t, other, fmt.Sprint("other", round, "-"), 8000)
-	}
+	fillCache(t, other, "other", 12_000)
 	st := other.Stats()
 	if n := found(t, c, "pin", 0, pinned); n != pinned || st.PinsPassed == 0 || st.PinsBroken != 0 || st.Evicted == 0 {
 		t.Errorf("%d of %d pinned keys are there; %d passed over, %d broken, %d evicted", n, pinned, st.PinsPassed,
@@ -135,7 +133,7 @@ func TestPutEverythingPinned(t *testing.T) {
 	t.Parallel()
 	_, c := pinRig(t, 30)
 	hour := client.PutOptions{PinUntil: time.Now().Add(time.Hour)}
-	for i := range 20_000 {
+	for i := range 11_000 {
 		if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), make([]byte, 400), hour); err != nil {
 			t.Fatal(err)
 		}
@@ -191,6 +189,14 @@ func TestPinRefused(t *testing.T) {
 		}
 		if err := c.Pin(t.Context(), k, time.Now().Add(client.MaxPin+time.Minute)); !errors.Is(err, client.ErrInvalid) {
 			t.Errorf("%s: pinned for too long: %v", name, err)
+		}
+		_, err = c.Put(t.Context(), k, []byte("v"), client.PutOptions{PinUntil: soon})
+		if want := name == "cache"; errors.Is(err, client.ErrInvalid) != want || !want && err != nil {
+			t.Errorf("%s: put and pinned: %v", name, err)
+		}
+		_, err = c.Put(t.Context(), k, []byte("v"), client.PutOptions{PinUntil: time.Date(2106, 1, 1, 0, 0, 0, 0, time.UTC)})
+		if !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("%s: put and pinned for too long: %v", name, err)
 		}
 		if err := c.Pin(t.Context(), k, time.Time{}); !errors.Is(err, client.ErrInvalid) {
 			t.Errorf("%s: pinned until no time: %v", name, err)

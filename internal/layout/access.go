@@ -90,8 +90,11 @@ func (a AccessWord) PastTicks(nowMillis uint64) uint32 {
 	return 0
 }
 
-// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not.
+// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not, or nothing is known.
 func (a AccessWord) AheadTicks(nowMillis uint64) uint32 {
+	if a == 0 {
+		return 0 // its time would lie ahead for the last 78 minutes of each 3.1 days
+	}
 	if age := a.AgeTicks(nowMillis); age >= 1<<accessTimeBits-AccessSkewTicks {
 		return 1<<accessTimeBits - age
 	}

@@ -531,3 +531,18 @@ func TestAccessAhead(t *testing.T) {
 		}
 	}
 }
+
+// Where nothing is known nothing lies ahead, whatever the time is; a word of that time says that it does.
+func TestNothingAhead(t *testing.T) {
+	const round = 1 << 26 * AccessTickMillis
+	w := MakeLive(1, 7, 1, 1)
+	for _, left := range []uint64{1000, 20 * 60_000, 70 * 60_000} {
+		now := uint64(7*round - left)
+		if n := AccessWord(0).AheadTicks(now); n != 0 {
+			t.Errorf("%d ms before the times begin anew: %d ticks ahead", left, n)
+		}
+		if n := MakeAccess(w, now, 1, 0).At(7 * round).AheadTicks(now); uint64(n) != left/AccessTickMillis {
+			t.Errorf("%d ms before the times begin anew: %d ticks ahead, want %d", left, n, left/AccessTickMillis)
+		}
+	}
+}
