@@ -91,8 +91,8 @@ func TestPin(t *testing.T) {
 	}
 }
 
-// What is put with PinUntil stays, short or long, while a cache takes many times what it holds. Nobody notes it, and no
-// other session knows of it. A put without PinUntil, and the time, end that.
+// Keys that are put with PinUntil stay, short or long, while a cache takes many times what it holds. No other
+// session knows of it. A put without PinUntil, and the time, end that.
 func TestPutPinned(t *testing.T) {
 	t.Parallel()
 	r, c := pinRig(t, 60)
@@ -194,7 +194,8 @@ func TestPinRefused(t *testing.T) {
 		if want := name == "cache"; errors.Is(err, client.ErrInvalid) != want || !want && err != nil {
 			t.Errorf("%s: put and pinned: %v", name, err)
 		}
-		_, err = c.Put(t.Context(), k, []byte("v"), client.PutOptions{PinUntil: time.Date(2106, 1, 1, 0, 0, 0, 0, time.UTC)})
+		_, err = c.Put(t.Context(), k, []byte("v"), client.PutOptions{
+			PinUntil: time.Date(2106, 1, 1, 0, 0, 0, 0, time.UTC)})
 		if !errors.Is(err, client.ErrInvalid) {
 			t.Errorf("%s: put and pinned for too long: %v", name, err)
 		}

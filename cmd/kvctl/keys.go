@@ -70,8 +70,8 @@ func (a *app) putCommand() *cobra.Command {
 A file of more than 8 MiB, on stdin or by --file, is read in pieces of that length.
 Nobody sees any of it before all is there.
 
-With --pin-for a cache does not evict what is put for so long, while no more is pinned
-than the namespace allows (kvctl namespace set --max-pinned). The next put ends that.`,
+With --pin-for a cache does not evict what is put for so long. The next put ends that.
+While more is pinned than kvctl namespace set --max-pinned allows, no pin counts.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -175,8 +175,8 @@ func (o *Op) evictChosen() index.Action {
 	})
 }
 
-// notePinMillis is for how long an access word says that a record is pinned by its header. So eviction reads that header
-// so often, and a record that takes its place, and is not pinned, is passed over no longer.
+// notePinMillis is for how long an access word says that a record is pinned by its header. So eviction reads that
+// header so often, and a record that takes its place, and is not pinned, is passed over no longer.
 const notePinMillis = 10 * 60 * 1000
 
 // spared reports whether it, which was picked and has the header h, stays because it is pinned. It notes that, so that

@@ -61,8 +61,8 @@ type Work struct {
 	// Choose, of Evict, picks from what the groups hold, as positions in c. nil: only
 	// what has expired goes.
 	Choose func(c []Candidate) []int
-	// Spare, of Evict with Choose, is told of the records picked that have not expired, one after the other, and until
-	// when each is pinned by its header, Unix ms, 0: it is not. true: it stays. nil: none does.
+	// Spare, of Evict with Choose, is told of each record picked that has not expired. until is that time, Unix ms,
+	// until which its header pins it; 0: it does not. true: it stays. nil: none does.
 	Spare func(c Candidate, until uint64) bool
 	// Expired records for which Mine is false are left to others until they have been expired since Late
 	// (Unix ms). nil: none is left. Evict without Choose.

@@ -145,7 +145,7 @@ func (l *Lane) noteDue(check uint64) bool {
 
 func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
 
-// Note is index.Hints: of a key it counts an access; without one it corrects an access word that does not belong to the
+// Note is index.Hints: of a key it counts an access. Without one it corrects an access word that does not belong to the
 // record, or says until when that is pinned.
 func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64, born bool) {
 	if !t.lane.valid() {

@@ -172,8 +172,8 @@ func TestPinEnds(t *testing.T) {
 	}
 }
 
-// What no access word tells is learnt from the records drawn, by their lengths; and what is pinned beyond the quota is
-// found to be so, while less is not.
+// The records drawn tell of pins that no access word tells, by their lengths. More than the quota is found to be that,
+// and less is not.
 func TestPinsDrawn(t *testing.T) {
 	const now = 1_700_000_000_000
 	rng := rand.New(rand.NewPCG(5, 6))

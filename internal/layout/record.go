@@ -66,8 +66,8 @@ func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask 
 //	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
 //	writer   session that wrote it
 //
-// With FormatPinned the upper 10 bits of vlen and the upper 22 of expiry are the lower and the upper bits of Pinned,
-// which is not 0. No other byte has another meaning. Chunks and intents have FormatVersion.
+// With FormatPinned the upper 10 bits of vlen and the upper 22 of expiry are Pinned's lower and upper bits. It is not
+// 0. No other byte has another meaning. Chunks and intents have FormatVersion.
 //
 // A reader can see a record half written, or of the place's other life; the CRC,
 // the whole key and the slot word together tell.
