@@ -51,6 +51,8 @@ type Op struct {
 	Flags   uint32    // as in Item
 	Note    uint64    // as in Item
 	Type    Type      // of Value
+	// OpPut: as in PutOptions.
+	PinUntil time.Time
 
 	// OpPut, OpDelete, OpKeep.
 	Cond    Cond
@@ -240,6 +242,12 @@ func (c *Client) fill(q *call, o *Op) error {
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
 		q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)
+		if !o.PinUntil.IsZero() {
+			var err error
+			if q.Pinned, err = c.pinnedUntil(o.PinUntil, q.Expiry); err != nil {
+				return err
+			}
+		}
 		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value, c.MaxValueLen()))
 	case OpDelete:
 		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version

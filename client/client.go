@@ -226,6 +226,12 @@ type PutOptions struct {
 	TTL time.Duration
 	// Flags are as in Item.
 	Flags uint32
+	// PinUntil, if not zero, has eviction pass over what is put until then, rounded up to a second. The record keeps
+	// it, wherever it moves: unlike a Pin it is not lost. It ends with the record, that is with the next Put, Update or
+	// Delete of the key, and at its expiry; Unpin leaves it. A time that has come pins nothing, as does any in a
+	// namespace that is no cache. It is ErrInvalid after 2105, or where no key may be pinned (kvctl namespace set
+	// --max-pinned). While more is pinned than the namespace allows, pinned keys are evicted first.
+	PinUntil time.Time
 }
 
 // KV is one pair of a MultiPut, or of a Scan.
@@ -346,8 +352,9 @@ type Stats struct {
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
 	// Pins counts keys that were pinned. PinsPassed counts how often eviction passed over a pinned record of a sample.
-	// PinsBroken counts pinned records that it removed early, since more is pinned than the namespace allows.
-	Pins, PinsPassed, PinsBroken uint64
+	// PinsOver counts samples taken while more was pinned than the namespace allows, so that no pin counted. PinsBroken
+	// counts pinned records that were removed early, mostly for that.
+	Pins, PinsPassed, PinsOver, PinsBroken uint64
 	// Mended counts damaged copies of records that operations wrote anew from good ones, of all sessions of this
 	// Client. If it is not 0, memory somewhere does not keep what is written to it.
 	Mended uint64

@@ -36,6 +36,7 @@ type evictor struct {
 	pgs map[uint32]*pressure
 
 	seen     atomic.Int64 // candidates, of the works under way
+	passed   atomic.Int64 // of them, those picked whose headers say that they are pinned
 	perGroup float64      // of them in a group, on average
 
 	taken   uint64 // units, by the session, when last looked at
@@ -163,6 +164,8 @@ const (
 	evictWorks = 16
 	// evictSpell bounds the time for which one placement group is seen to and others are not.
 	evictSpell = 50 * time.Millisecond
+	// evictVain is how many rounds in a spell may find nothing but what is pinned.
+	evictVain = 16
 	// ghostEntries is how many evicted keys a Client remembers, 8 bytes each.
 	ghostEntries = 128 << 10
 	// Up to slackMost of the memory held is kept at hand if that is in pieces too small.
@@ -300,7 +303,7 @@ func (e *evictor) work(works []*repair.Work) (records int, units uint64) {
 				continue
 			}
 			e.s.c.stats.evicted.Add(1)
-			if c := candidateOf(x.Candidate); e.s.pinned.Load() != 0 && c.Pinned(now) {
+			if c := candidateOf(x.Candidate); e.s.pinned.Load() != 0 && (x.Pinned > now || c.Pinned(now)) {
 				e.s.c.stats.pinsBroken.Add(1)
 			}
 			e.policy.Evicted(now, x.Hash, candidateOf(x.Candidate))
@@ -323,48 +326,94 @@ func candidateOf(c repair.Candidate) evict.Candidate {
 	return evict.Candidate{Word: c.Access, Known: c.Access != 0, Units: c.Units}
 }
 
-// chooser picks n records of each group that it is asked about. Policies choose for one
-// goroutine at a time, lanes ask from several. It passes over pinned records.
-func (e *evictor) chooser(mu *sync.Mutex, n int) func([]repair.Candidate) []int {
-	return e.chooserOf(mu, n, false)
+// picking is what a Work does with a policy and pins.
+type picking struct {
+	e    *evictor
+	mu   *sync.Mutex // policies choose for one goroutine at a time, lanes ask from several
+	n    int         // records that are to go
+	must bool        // if all records are pinned, no pin counts
+
+	none  bool // no pin counts
+	drawn layout.Word
+	alone bool // it is there to be looked at alone
+	rest  float64
 }
 
-// chooserOf is chooser; must: if all records are pinned, no pin counts.
-func (e *evictor) chooserOf(mu *sync.Mutex, n int, must bool) func([]repair.Candidate) []int {
-	return func(list []repair.Candidate) []int {
-		mu.Lock()
-		defer mu.Unlock()
-		e.seen.Add(int64(len(list)))
-		c := make([]evict.Candidate, len(list))
-		for i := range list {
-			c[i] = candidateOf(list[i])
-		}
-		now := engine.Millis()
-		if e.s.pinned.Load() == 0 {
-			return e.policy.Choose(now, c, nil, n)
-		}
-		may := e.evictable(now, c, n)
-		if len(may) == 0 && must {
-			return e.policy.Choose(now, c, nil, n)
-		}
-		some := make([]evict.Candidate, len(may))
-		for i, j := range may {
-			some[i] = c[j]
-		}
-		picked := e.policy.Choose(now, some, nil, n)
-		for i, j := range picked {
-			picked[i] = may[j]
-		}
+// chooser picks n records of what w asks about. w passes over pinned ones.
+func (e *evictor) chooser(w *repair.Work, mu *sync.Mutex, n int) func([]repair.Candidate) []int {
+	p := &picking{e: e, mu: mu, n: n}
+	w.Spare = p.spare
+	return p.choose
+}
+
+// choose picks records, and one more whose header is looked at.
+func (p *picking) choose(list []repair.Candidate) []int {
+	e := p.e
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.seen.Add(int64(len(list)))
+	c := make([]evict.Candidate, len(list))
+	for i := range list {
+		c[i] = candidateOf(list[i])
+	}
+	now := engine.Millis()
+	if p.none, p.drawn = e.s.pinned.Load() == 0, 0; p.none {
+		return e.policy.Choose(now, c, nil, p.n)
+	}
+	may, passed := e.pins.Evictable(now, e.quota(), c, p.n, make([]int, 0, len(c)))
+	e.s.c.stats.pinsPassed.Add(uint64(passed))
+	if p.none = e.pins.Over(e.quota()); p.none {
+		e.s.c.stats.pinsOver.Add(1)
+	}
+	if len(may) == 0 && p.must {
+		p.none = true
+		return e.policy.Choose(now, c, nil, p.n)
+	}
+	some := make([]evict.Candidate, len(may))
+	for i, j := range may {
+		some[i] = c[j]
+	}
+	picked := e.policy.Choose(now, some, nil, p.n)
+	for i, j := range picked {
+		picked[i] = may[j]
+	}
+	return p.draw(now, list, c, picked)
+}
+
+// draw adds to the picked ones the one that is drawn.
+func (p *picking) draw(now uint64, list []repair.Candidate, c []evict.Candidate, picked []int) []int {
+	if p.must || len(c) == 0 {
 		return picked
 	}
+	var i int
+	if i, p.rest = evict.Draw(now, c, rand.Float64()); i < 0 {
+		p.e.pins.Drawn(p.rest, false)
+		return picked
+	}
+	p.drawn = list[i].Word
+	if p.alone = !slices.Contains(picked, i); p.alone {
+		picked = append(picked, i)
+	}
+	return picked
 }
 
-// evictable is the indexes in c, a sample, of those among which n are to go. It counts pinned ones that are passed
-// over.
-func (e *evictor) evictable(now uint64, c []evict.Candidate, n int) []int {
-	may, passed := e.pins.Evictable(now, e.quota(), c, n, make([]int, 0, len(c)))
-	e.s.c.stats.pinsPassed.Add(uint64(passed))
-	return may
+// spare is told until when a record's header says that it is pinned.
+func (p *picking) spare(c repair.Candidate, until uint64) bool {
+	pinned := until > engine.Millis()
+	if c.Word == p.drawn {
+		p.mu.Lock()
+		p.e.pins.Drawn(p.rest, pinned)
+		p.mu.Unlock()
+		if p.alone {
+			return true
+		}
+	}
+	if !pinned || p.none {
+		return false
+	}
+	p.e.s.c.stats.pinsPassed.Add(1)
+	p.e.passed.Add(1)
+	return true
 }
 
 // quota is the share of the cache that may be pinned.
@@ -384,8 +433,10 @@ func (e *evictor) makeRoom() bool {
 	var mu sync.Mutex
 	works := make([]*repair.Work, 0, 2*len(rooms))
 	for r := range rooms {
-		works = append(works, &repair.Work{PG: r.pg, Off: r.home, Choose: e.chooserOf(&mu, 1, true)},
-			&repair.Work{PG: r.pg, Off: r.stash, Choose: e.chooserOf(&mu, 1, true)})
+		for _, off := range [...]uint64{r.home, r.stash} {
+			p := &picking{e: e, mu: &mu, n: 1, must: true}
+			works = append(works, &repair.Work{PG: r.pg, Off: off, Choose: p.choose, Spare: p.spare})
+		}
 	}
 	e.work(works)
 	return true
@@ -474,7 +525,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		e.s.wake()
 	}
 	h := e.s.core.HeapOf(&pg.PG)
-	for lack > 0 && e.ctx.Err() == nil && time.Since(now) < evictSpell {
+	for vain := 0; lack > 0 && e.ctx.Err() == nil && time.Since(now) < evictSpell; {
 		stock := uint64(0) // own memory only
 		if lack > owed {
 			stock = demand.Foreign(foreignShare)
@@ -485,7 +536,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		works := make([]*repair.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
-				w.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, min(victims, evictSample)),
+				w.Choose = e.chooserAmong(pg.ID, e.chooser(w, &mu, min(victims, evictSample)),
 					func(list []repair.Candidate) []int {
 						return engine.Welcome(h, wordsOf(list), stock)
 					})
@@ -493,8 +544,13 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 			}
 		}
 		e.seen.Store(0)
+		e.passed.Store(0)
 		records, units := e.work(works)
 		e.perGroup += 0.1 * (float64(e.seen.Load())/float64(max(groups*len(works), 1)) - e.perGroup)
+		if records == 0 && e.passed.Load() > 0 && vain < evictVain {
+			vain++ // those that are pinned are not picked again
+			continue
+		}
 		if records == 0 {
 			break
 		}
@@ -591,7 +647,7 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		works := make([]*repair.Work, 0, evictWorks)
 		for range cap(works) {
 			if x := e.sample(v, pg, groups); x != nil {
-				x.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, 1), func(list []repair.Candidate) (at []int) {
+				x.Choose = e.chooserAmong(pg.ID, e.chooser(x, &mu, 1), func(list []repair.Candidate) (at []int) {
 					for i, c := range list {
 						if c.Units >= units && c.Units <= 2*units {
 							at = append(at, i)
@@ -671,6 +727,14 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 		}
 		return picked
 	}
+	spare := func(_ repair.Candidate, until uint64) bool {
+		if !c.spares || until <= engine.Millis() {
+			return false
+		}
+		e.s.c.stats.pinsPassed.Add(1)
+		c.spared.Store(true)
+		return true
+	}
 	for budget := 1024; budget > 0 && e.ctx.Err() == nil; {
 		if c.at.shard >= len(v.Shards) {
 			return false
@@ -683,7 +747,8 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 		}
 		var works []*repair.Work
 		for len(works) < evictWorks && c.at.group < all {
-			w := &repair.Work{PG: pg.ID, Off: sh.Off + uint64(c.at.group)*layout.GroupSize, Choose: choose}
+			w := &repair.Work{PG: pg.ID, Off: sh.Off + uint64(c.at.group)*layout.GroupSize, Choose: choose,
+				Spare: spare}
 			for c.at.group++; c.at.group < all && len(w.More) < repair.MaxEvictGroups-1; c.at.group++ {
 				w.More = append(w.More, sh.Off+uint64(c.at.group)*layout.GroupSize)
 			}
@@ -720,6 +785,7 @@ func (e *evictor) sample(v *engine.View, pg *engine.PG, groups int) *repair.Work
 type counts struct {
 	evicted, expired, evictedUnits atomic.Uint64
 	pinsPassed, pinsBroken         atomic.Uint64
+	pinsOver                       atomic.Uint64
 	sweepBytes, sweepForgotten     atomic.Uint64
 	expires                        atomic.Bool // something with an expiry was put since the sweep looked
 }

@@ -64,13 +64,17 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	if err != nil {
 		return 0, err
 	}
+	pinned, err := c.pinnedUntil(o.PinUntil, exp)
+	if err != nil {
+		return 0, err
+	}
 	if c.o.ReadOnly {
 		return 0, errReadOnly
 	}
 	q := newCall(index.Put, key)
 	defer q.free()
 	q.Value, q.Flags = withTail(value, o.Flags, 0, Plain)
-	q.Cond, q.IfVersion, q.Expiry = cond, version, exp
+	q.Cond, q.IfVersion, q.Expiry, q.Pinned = cond, version, exp, pinned
 	if err := c.do(ctx, q); err != nil {
 		return 0, err
 	}

@@ -51,3 +51,35 @@ func (c *Client) checkPin(until time.Time) error {
 	}
 	return nil
 }
+
+// lastPin is the last time for PutOptions.PinUntil.
+var lastPin = time.Date(2105, 12, 31, 23, 59, 59, 0, time.UTC)
+
+// CheckPinUntil is nil if a record can say that it is pinned until then, else ErrInvalid. It is what a Put asks of
+// PutOptions.PinUntil, for other implementations of API.
+func CheckPinUntil(until time.Time) error {
+	if until.After(lastPin) {
+		return fmt.Errorf("%w: pinned until %v, want %v at most", ErrInvalid, until, lastPin)
+	}
+	return nil
+}
+
+// pinnedUntil is until, of PutOptions, as a record with such an expiry holds it: Unix seconds, 0 if it is not pinned.
+func (c *Client) pinnedUntil(until time.Time, expiry uint64) (uint32, error) {
+	if until.IsZero() {
+		return 0, nil
+	}
+	s := c.sess.Load()
+	switch err := CheckPinUntil(until); {
+	case err != nil:
+		return 0, err
+	case expiry > layout.MaxPinnedExpiry:
+		return 0, fmt.Errorf("%w: pinned, and expires at %v, want %v at most", ErrInvalid, expires(expiry),
+			expires(layout.MaxPinnedExpiry))
+	case !s.evicts.Load() || time.Until(until) <= 0:
+		return 0, nil
+	case s.pinned.Load() == 0:
+		return 0, ErrNoPins
+	}
+	return uint32(until.Add(time.Second - 1).Unix()), nil
+}

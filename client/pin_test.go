@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -90,6 +91,61 @@ func TestPin(t *testing.T) {
 	}
 }
 
+// Keys that are put with PinUntil stay, short or long, while a cache takes many times what it holds. No other
+// session knows of it. A put without PinUntil, and the time, end that.
+func TestPutPinned(t *testing.T) {
+	t.Parallel()
+	r, c := pinRig(t, 60)
+	const pinned = 400
+	hour := client.PutOptions{PinUntil: time.Now().Add(time.Hour)}
+	value, long := make([]byte, 400), make([]byte, 600<<10)
+	ops := make([]client.Op, pinned)
+	for i := range ops {
+		ops[i] = client.Op{Kind: client.OpPut, Key: fmt.Appendf(nil, "pin%d", i), Value: value, PinUntil: hour.PinUntil}
+	}
+	c.Do(t.Context(), ops)
+	for i := range ops {
+		if ops[i].Err != nil {
+			t.Fatal(ops[i].Err)
+		}
+	}
+	put := func(k string, o client.PutOptions) {
+		t.Helper()
+		if _, err := c.PutFrom(t.Context(), []byte(k), bytes.NewReader(long), int64(len(long)), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("long", hour)
+	other := r.client(r.options())
+	fillCache(t, other, "other", 12_000)
+	st := other.Stats()
+	if n := found(t, c, "pin", 0, pinned); n != pinned || st.PinsPassed == 0 || st.PinsBroken != 0 || st.Evicted == 0 {
+		t.Errorf("%d of %d pinned keys are there; %d passed over, %d broken, %d evicted", n, pinned, st.PinsPassed,
+			st.PinsBroken, st.Evicted)
+	}
+	if _, err := c.Exists(t.Context(), []byte("long")); err != nil {
+		t.Errorf("the long value: %v", err)
+	}
+}
+
+// A cache in which everything is pinned by its record takes writes.
+func TestPutEverythingPinned(t *testing.T) {
+	t.Parallel()
+	_, c := pinRig(t, 30)
+	hour := client.PutOptions{PinUntil: time.Now().Add(time.Hour)}
+	for i := range 11_000 {
+		if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), make([]byte, 400), hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := c.Stats(); st.PinsBroken == 0 || st.PinsOver == 0 {
+		t.Errorf("%d pins broken, %d samples over the quota", st.PinsBroken, st.PinsOver)
+	}
+	for i := range 3 {
+		mustPut(t, c, fmt.Appendf(nil, "large%d", i), string(make([]byte, 200<<10)))
+	}
+}
+
 // A cache in which everything is pinned takes writes, of short values and of one that needs a stretch of memory.
 func TestPinEverything(t *testing.T) {
 	t.Parallel()
@@ -133,6 +189,15 @@ func TestPinRefused(t *testing.T) {
 		}
 		if err := c.Pin(t.Context(), k, time.Now().Add(client.MaxPin+time.Minute)); !errors.Is(err, client.ErrInvalid) {
 			t.Errorf("%s: pinned for too long: %v", name, err)
+		}
+		_, err = c.Put(t.Context(), k, []byte("v"), client.PutOptions{PinUntil: soon})
+		if want := name == "cache"; errors.Is(err, client.ErrInvalid) != want || !want && err != nil {
+			t.Errorf("%s: put and pinned: %v", name, err)
+		}
+		_, err = c.Put(t.Context(), k, []byte("v"), client.PutOptions{
+			PinUntil: time.Date(2106, 1, 1, 0, 0, 0, 0, time.UTC)})
+		if !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("%s: put and pinned for too long: %v", name, err)
 		}
 		if err := c.Pin(t.Context(), k, time.Time{}); !errors.Is(err, client.ErrInvalid) {
 			t.Errorf("%s: pinned until no time: %v", name, err)

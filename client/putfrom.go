@@ -41,8 +41,9 @@ func (c *Client) PutFrom(ctx context.Context, key []byte, r io.Reader, size int6
 	if size < 0 {
 		return 0, fmt.Errorf("%w: size %d", ErrInvalid, size)
 	}
-	_, err := expiry(o.TTL)
-	if err = errors.Join(CheckLen(size, c.MaxValueLen()), err); err != nil {
+	exp, err := expiry(o.TTL)
+	pinned, pinErr := c.pinnedUntil(o.PinUntil, exp)
+	if err = errors.Join(CheckLen(size, c.MaxValueLen()), err, pinErr); err != nil {
 		return 0, err
 	}
 	if c.o.ReadOnly {
@@ -62,7 +63,7 @@ func (c *Client) PutFrom(ctx context.Context, key []byte, r io.Reader, size int6
 		return 0, err
 	}
 	defer c.streams.give(size)
-	st := &stream{c: c, key: key, r: r, size: size, ttl: o.TTL}
+	st := &stream{c: c, key: key, r: r, size: size, ttl: o.TTL, pinned: pinned}
 	st.tail, st.flags = withTail(nil, o.Flags, 0, Plain)
 	if c.o.Events == nil {
 		return st.put(ctx)
@@ -81,8 +82,10 @@ type stream struct {
 	size  int64
 	ttl   time.Duration
 	flags layout.RecordFlags
-	tail  []byte // behind the user's value
-	buf   []byte
+	// as in index.Op
+	pinned uint32
+	tail   []byte // behind the user's value
+	buf    []byte
 	// for Events
 	rounds  int
 	reading time.Duration // of r
@@ -162,6 +165,7 @@ func (s *stream) do(ctx context.Context, x *sess, part *index.Part, b []byte) (u
 	q.Part, q.Value, q.Flags = part, b, s.flags
 	if part.Link { // from now on
 		q.Expiry, _ = expiry(s.ttl)
+		q.Pinned = s.pinned
 	}
 	q.ops[0], q.Asker = &q.Op, q
 	x.hashKey(q)

@@ -15,7 +15,8 @@ func (c *Client) Stats() Stats {
 	st := Stats{Ops: map[string]uint64{}, Rounds: map[string]uint64{}, Session: s.id,
 		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch(), Evicted: c.stats.evicted.Load(),
 		PinsPassed: c.stats.pinsPassed.Load(), PinsBroken: c.stats.pinsBroken.Load(),
-		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize,
+		PinsOver: c.stats.pinsOver.Load(),
+		Expired:  c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize,
 		SweepBytes: c.stats.sweepBytes.Load(), SweepForgotten: c.stats.sweepForgotten.Load()}
 	c.mu.Lock()
 	// past has the sessions that have ended; counted says that this one is among them already.

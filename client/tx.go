@@ -349,12 +349,14 @@ func (tx *Tx) Put(key, value []byte, o PutOptions) {
 		tx.err = err
 	}
 	tx.Set(key, Item{Value: value, Expires: expires(exp), Flags: o.Flags})
+	tx.op(key).PinUntil = o.PinUntil
 }
 
 // Set makes key what it says, but for the Version, which is new. The value must not change until Txn returns.
 func (tx *Tx) Set(key []byte, it Item) {
 	o := tx.op(key)
 	o.Kind, o.Value, o.Expires, o.Flags, o.Note, o.Type = OpPut, it.Value, it.Expires, it.Flags, it.Note, it.Type
+	o.PinUntil = time.Time{}
 }
 
 // Delete removes key, if it is there.
@@ -482,7 +484,8 @@ func checkTxn(ops []Op, longest int64) error {
 			return fmt.Errorf("%w: key %q is there twice", ErrInvalid, shortKey(o.Key))
 		}
 		if o.Kind == OpPut {
-			if err := errors.Join(checkType(o.Type), checkValue(o.Key, o.Value, longest)); err != nil {
+			if err := errors.Join(checkType(o.Type), checkValue(o.Key, o.Value, longest),
+				CheckPinUntil(o.PinUntil)); err != nil {
 				return err
 			}
 		}

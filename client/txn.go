@@ -262,6 +262,9 @@ func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 		case OpPut:
 			effect = index.PutKey
 			q.Expiry = expiryAt(o.Expires)
+			if q.Pinned, o.Err = t.s.c.pinnedUntil(o.PinUntil, q.Expiry); o.Err != nil {
+				return false, o.Err
+			}
 			q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)
 		case OpDelete:
 			effect = index.DeleteKey

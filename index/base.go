@@ -38,8 +38,8 @@ func (b *Base) Env() Env { return b.env }
 func (b *Base) Buf(n int) []byte { return b.env.Buf(b.op(), n) }
 
 // Note is Env.Note for the slot at off.
-func (b *Base) Note(off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
-	b.env.Note(b.op(), off, w, old, expiry, born)
+func (b *Base) Note(off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64) {
+	b.env.Note(b.op(), off, w, old, expiry, until, false)
 }
 
 // NewRound begins a round; Add adds to it, and Post posts it as step. The accesses of the round before, and their

@@ -47,8 +47,9 @@ type Hints interface {
 	NoteDue(o *Op) bool
 	// Note writes the access word of the slot at off in the index, of whose record w is
 	// the word: off the path, and with no harm if it is lost. old is what was there, as
-	// far as it is known; born: the record is a new key's.
-	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
+	// far as it is known; born: the record is a new key's. until, of an Op without a key, is until when eviction
+	// finds the record pinned, Unix ms; 0: it is not.
+	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64, born bool)
 }
 
 // Places is memory: local for buffers, and remote for records. An Op hands back every place that it gets from Alloc

@@ -27,6 +27,8 @@ func TestCacheCosts(t *testing.T) {
 		{"put other v2", false, [3][2]int{{2, 5}, {3, 8}, {4, 10}}},
 		{"del k", true, [3][2]int{{1, 1}, {2, 2}, {3, 3}}},
 		{"evict k", false, [3][2]int{{3, 4}, {4, 5}, {5, 6}}},
+		{"evict k spare", false, [3][2]int{{3, 4}, {4, 5}, {5, 6}}},
+		{"put k v2 pinned=9", true, [3][2]int{{1, 3}, {2, 5}, {3, 7}}},
 	} {
 		for r := 1; r <= 3; r++ {
 			w := newWorld(uint8(r), 64).asCache()
@@ -203,6 +205,58 @@ func TestEvictLoses(t *testing.T) {
 			if n > 12 {
 				break
 			}
+		}
+	}
+}
+
+// A record that is pinned stays until then, unless it expires, is replaced, or pins do not count. That takes the READ
+// of its header that any eviction has, and a note, so that it is not chosen again soon.
+func TestEvictPinned(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		for _, value := range []string{"v", "long5"} {
+			w := newWorld(r, 12<<20/64).asCache()
+			c, e := w.client(1), w.client(2)
+			put := func(words ...string) {
+				t.Helper()
+				must(t, c.do(t, append([]string{"put", "k", value}, words...)...))
+			}
+			evict := func(gone int, words ...string) {
+				t.Helper()
+				must(t, e.do(t, append([]string{"evict", "k"}, words...)...))
+				if got := workOf(e.op).Evicted; len(got) != gone {
+					t.Fatalf("r=%d, %s, at %d ms: evicted %+v, want %d", r, value, w.millis, got, gone)
+				}
+			}
+			put("pinned=5000")
+			evict(0, "spare")
+			if e.op.Rounds != 2 || e.verbs != 3 {
+				t.Errorf("r=%d, %s: %d rounds, %d verbs, want 2, 3", r, value, e.op.Rounds, e.verbs)
+			}
+			a := w.access(slotOfK(t, w))
+			if ahead := a.AheadTicks(w.millis) * layout.AccessTickMillis; ahead != 10*60*1000 || a.Expires() {
+				t.Errorf("r=%d, %s: %d ms ahead, expires: %v", r, value, ahead, a.Expires())
+			}
+			must(t, c.do(t, "get", "k"))
+			w.millis = 5000*1000 - 400
+			evict(0, "spare")
+			if ahead := w.access(slotOfK(t, w)).AheadTicks(w.millis); ahead != 100 {
+				t.Errorf("r=%d, %s: %d ticks ahead, want 100", r, value, ahead)
+			}
+			w.millis = 5000 * 1000
+			evict(1, "spare")
+			w.linkedPlaces(t, "after the pin", shardOff)
+			if value != "v" {
+				continue
+			}
+			put("pinned=6000", "expiry=5500000")
+			evict(0, "spare")
+			w.millis = 5500 * 1000
+			evict(1, "spare")
+			put("pinned=6000")
+			put()
+			evict(1, "spare")
+			put("pinned=6000")
+			evict(1)
 		}
 	}
 }

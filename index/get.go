@@ -134,5 +134,5 @@ func (o *Op) writeAccess() {
 	if o.noteRead {
 		old = layout.AccessWord(wordAt(o.word(2)))
 	}
-	o.env.Note(o, o.slotOff(o.slot), w, old, expiry, !o.noteRead)
+	o.env.Note(o, o.slotOff(o.slot), w, old, expiry, 0, !o.noteRead)
 }

@@ -160,8 +160,9 @@ func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o
 func (c *client) NoteDue(*index.Op) bool              { return true }
 
 // Note writes at once: nobody waits for it.
-func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
-	a := layout.MakeAccess(w, c.w.millis, old.Count()+1, expiry)
+func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64,
+	born bool) {
+	a := layout.MakeAccess(w, c.w.millis, old.Count()+1, expiry).At(max(until, c.w.millis))
 	if o.Kind == index.Pin {
 		a = layout.MakeAccess(w, c.w.millis, old.Count(), expiry).At(max(o.Expiry, c.w.millis))
 	}
@@ -257,12 +258,12 @@ func hashOf(key string) uint64 {
 //	get k
 //	exists k
 //	pin k expiry=MS
-//	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [whole=BYTES]
+//	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [pinned=SECONDS] [whole=BYTES]
 //	del k [if=VERSION]
 //	append k v    refuses a value that ends with v
 //	refuse k
 //	scan, raw
-//	sync, scrub, move, clean [wipe], abandon, relocate, evict k    a janitor's
+//	sync, scrub, move, clean [wipe], abandon, relocate, evict k [spare]  a janitor's
 func (c *client) start(words []string) error {
 	o := &index.Op{}
 	if len(words) > 1 {
@@ -340,8 +341,11 @@ func (c *client) start(words []string) error {
 				}
 				return picked
 			}
+			if slices.Contains(words, "spare") {
+				x.Spare = func(_ repair.Candidate, until uint64) bool { return until > c.w.millis }
+			}
 		}
-		o.Kind, o.Machine = index.Evict, repair.New(index.Evict, x)
+		o.Kind, o.Machine, rest = index.Evict, repair.New(index.Evict, x), nil
 		o.Key, o.Hash = nil, 0
 	case "prepare", "decide", "settle":
 		rest = c.startTxn(o, words)
@@ -363,6 +367,8 @@ func (c *client) start(words []string) error {
 			o.Cond, o.IfVersion = index.IfVersion, n
 		case "expiry":
 			o.Expiry = n
+		case "pinned":
+			o.Pinned = uint32(n)
 		case "whole":
 			o.Whole = uint32(n)
 		case "apart":

@@ -29,6 +29,9 @@ type Op struct {
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
 	// layout.MaxRecordSize.
 	Whole uint32
+	// Pinned, of a Put or a Prepare, is until when eviction passes over the record, in Unix seconds; 0: it does not.
+	// Such a record expires at layout.MaxPinnedExpiry at the latest.
+	Pinned uint32
 	// Apart is the length of records, in bytes, from which their values go straight to and from the caller's memory.
 	// 0: the default, 8 KiB.
 	Apart uint16

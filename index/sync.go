@@ -2,7 +2,6 @@ package index
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -184,7 +183,8 @@ func (o *Op) syncNext() Action {
 // syncVerified goes on with R[k]'s record and that of the replica before it, which is whole.
 func (o *Op) syncVerified() Action {
 	mine, prev := o.syncRecs[0], o.syncRecs[1]
-	n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+	h := layout.HeadOf(prev)
+	n := h.EncodedLen()
 	same := bytes.Equal(mine[:n], prev[:n])
 	o.syncNamed, o.chunk = 0, 0
 	if o.lacksChunks(prev, same) {
@@ -282,7 +282,8 @@ func (o *Op) syncCAS(copyRecord bool) Action {
 		prev := o.syncRecs[1]
 		n := len(prev)
 		if !o.syncRaw {
-			n = layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+			h := layout.HeadOf(prev)
+			n = h.EncodedLen()
 		}
 		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: o.syncB.Off(), Buf: prev[:n]})
 	}

@@ -146,8 +146,8 @@ func (o *Op) place(r *layout.Record) Action {
 	default:
 		in.Kind = layout.IntentGuard
 	}
-	h, value := layout.RecordHeader{Flags: o.Flags & layout.FlagsOfValue, Expiry: o.Expiry, Writer: o.env.Session()},
-		o.Value
+	h, value := layout.RecordHeader{Flags: o.Flags & layout.FlagsOfValue, Expiry: o.Expiry, Pinned: o.Pinned,
+		Writer: o.env.Session()}, o.Value
 	o.Record = layout.Record{}
 	if in.Kind == layout.IntentGuard {
 		o.Record = *r

@@ -42,8 +42,8 @@ func (o *Op) prepare(least uint64) Action {
 		o.havePlace = true
 	}
 	o.flags = flags
-	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Writer: o.env.Session()}, value,
-		flags&layout.FlagManifest == 0 && o.isApart(n))
+	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Pinned: o.Pinned,
+		Writer: o.env.Session()}, value, flags&layout.FlagManifest == 0 && o.isApart(n))
 	o.prepared, o.written = true, 0
 	return 0
 }

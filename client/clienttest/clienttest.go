@@ -88,6 +88,7 @@ type entry struct {
 	note    uint64
 	typ     client.Type
 	pinned  int64 // until when eviction passes over it, Unix ms; 0: it does not
+	hard    int64 // likewise, of what is put alone
 	used    *list.Element
 }
 
@@ -219,9 +220,19 @@ func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, no
 	s.mu.bytes += len(value) - len(e.value)
 	s.mu.lru.MoveToFront(e.used)
 	s.mu.version++
+	e.hard = 0
 	e.value, e.version, e.expiry, e.flags, e.note, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags,
 		note, t
 	return e.version, nil
+}
+
+// putOpLocked performs o, an OpPut, whose Cond holds.
+func (s *Store) putOpLocked(o *client.Op) (err error) {
+	o.Item.Version, err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type)
+	if e := s.findLocked(o.Key); err == nil && e != nil { // else it has expired
+		e.hard = millis(o.PinUntil)
+	}
+	return err
 }
 
 // makeRoomLocked makes room for size bytes that replace old, which may be nil.
@@ -259,7 +270,7 @@ func (s *Store) makeRoomLocked(old *entry, size int) error {
 func (s *Store) victimLocked(old *entry) *entry {
 	now := s.o.Now().UnixMilli()
 	for el := s.mu.lru.Back(); el != nil; el = el.Prev() {
-		if e := el.Value.(*entry); e != old && (e.pinned <= now || s.expiredLocked(e)) {
+		if e := el.Value.(*entry); e != old && (max(e.pinned, e.hard) <= now || s.expiredLocked(e)) {
 			return e
 		}
 	}
@@ -299,7 +310,7 @@ func (s *Store) check(o *client.Op) error {
 		}
 	case client.OpGet, client.OpExists, client.OpDelete:
 	case client.OpPut:
-		if err := s.checkValue(o.Value); err != nil {
+		if err := cmp.Or(s.checkValue(o.Value), client.CheckPinUntil(o.PinUntil)); err != nil {
 			return err
 		}
 	case client.OpUpdate:
@@ -346,7 +357,7 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	case e != nil && o.Cond == client.IfAbsent:
 		o.Err = client.ErrExists
 	default:
-		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type)
+		o.Err = s.putOpLocked(o)
 	}
 }
 
@@ -467,7 +478,7 @@ func (s *Store) CompareAndSwap(ctx context.Context, key []byte, version uint64, 
 }
 
 func (s *Store) put(ctx context.Context, o client.Op, p client.PutOptions) (_ uint64, err error) {
-	o.Kind, o.Flags = client.OpPut, p.Flags
+	o.Kind, o.Flags, o.PinUntil = client.OpPut, p.Flags, p.PinUntil
 	if o.Expires, err = s.expiresIn(p.TTL); err != nil {
 		return 0, err
 	}

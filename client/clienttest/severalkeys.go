@@ -69,8 +69,7 @@ func (s *Store) multiCAS(ops []client.Op) error {
 		e := s.findLocked(o.Key)
 		switch {
 		case o.Kind == client.OpPut:
-			var err error
-			if o.Item.Version, err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type); err != nil {
+			if err := s.putOpLocked(o); err != nil {
 				return err
 			}
 		case o.Kind == client.OpDelete && e != nil:

@@ -485,7 +485,7 @@ func (c *Cache) put(ctx context.Context, op client.Op, o client.PutOptions) (uin
 		return 0, fmt.Errorf("%w: TTL %v, want >= 0", client.ErrInvalid, o.TTL)
 	}
 	asked := c.o.Now()
-	op.Kind, op.Flags = client.OpPut, o.Flags
+	op.Kind, op.Flags, op.PinUntil = client.OpPut, o.Flags, o.PinUntil
 	if o.TTL > 0 {
 		// Here and not in the store, so that both have the same.
 		op.Expires = time.UnixMilli(asked.Add(o.TTL).UnixMilli())

@@ -51,6 +51,7 @@ var (
 	pins  = desc("pins_total", "Keys that the client has pinned for some time.")
 
 	pinsPassed = desc("pins_passed_total", "Pinned records of samples that eviction passed over.")
+	pinsOver   = desc("pins_over_total", "Samples taken while more was pinned than the namespace allows.")
 	pinsBroken = desc("pins_broken_total", "Pinned records that were evicted early: more is pinned than the "+
 		"namespace allows.")
 	mended = desc("mended_copies_total", "Damaged copies of records that operations wrote anew from good ones: "+
@@ -88,7 +89,7 @@ func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
 		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, pins, pinsPassed,
-		pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
+		pinsOver, pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
 		epochLag, connections,
 	} {
 		ch <- d
@@ -128,6 +129,7 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	count(notes, s.Notes)
 	count(pins, s.Pins)
 	count(pinsPassed, s.PinsPassed)
+	count(pinsOver, s.PinsOver)
 	count(pinsBroken, s.PinsBroken)
 	count(mended, s.Mended)
 	gauge(sweepMemory, s.SweepBytes)

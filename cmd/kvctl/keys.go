@@ -61,13 +61,17 @@ func (a *app) putCommand() *cobra.Command {
 	var o client.PutOptions
 	var ifAbsent bool
 	var file string
+	var pinned time.Duration
 	c := &cobra.Command{
 		Use:   "put KEY [VALUE|-]",
 		Short: "Set a key; the value comes from stdin if it is - or missing",
 		Long: `Set a key; the value comes from stdin if it is - or missing, or from --file.
 
 A file of more than 8 MiB, on stdin or by --file, is read in pieces of that length.
-Nobody sees any of it before all is there.`,
+Nobody sees any of it before all is there.
+
+With --pin-for a cache does not evict what is put for so long. The next put ends that.
+While more is pinned than kvctl namespace set --max-pinned allows, no pin counts.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -77,6 +81,12 @@ Nobody sees any of it before all is there.`,
 			}
 			if o.TTL < 0 {
 				return usagef("--ttl %v: want > 0", o.TTL)
+			}
+			if pinned < 0 {
+				return usagef("--pin-for %v: want > 0", pinned)
+			}
+			if pinned > 0 {
+				o.PinUntil = a.now().Add(pinned)
 			}
 			if file != "" && len(args) > 1 {
 				return usagef("--file %s: a value is given, too", file)
@@ -117,6 +127,7 @@ Nobody sees any of it before all is there.`,
 		},
 	}
 	c.Flags().DurationVar(&o.TTL, "ttl", 0, "time to live (default: for ever)")
+	c.Flags().DurationVar(&pinned, "pin-for", 0, "have eviction pass over it for so long")
 	c.Flags().BoolVar(&ifAbsent, "if-absent", false, "only if there is no such key")
 	c.Flags().StringVar(&file, "file", "", "a regular file that is the value")
 	return c

@@ -286,8 +286,8 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	if len(s.Rec) < layout.RecordHeaderSize {
 		return k, false
 	}
-	keyLen := int(binary.LittleEndian.Uint16(s.Rec[8:]))
-	valueLen := uint64(binary.LittleEndian.Uint32(s.Rec[12:]))
+	h := layout.HeadOf(s.Rec)
+	keyLen, valueLen := int(h.KeyLen), uint64(h.ValueLen)
 	if valueLen > layout.MaxRecordSize || keyLen == 0 || layout.RecordHeaderSize+keyLen > len(s.Rec) {
 		return k, false
 	}
@@ -298,8 +298,7 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	if hash, err := p.w.Hash(k.key); err != nil || layout.FP(hash) != s.Word.FP() {
 		return k, false
 	}
-	flags := layout.RecordFlags(s.Rec[10])
-	if flags&layout.FlagManifest != 0 {
+	if h.Flags&layout.FlagManifest != 0 {
 		r, err := layout.ParseRecord(s.Rec)
 		if err != nil {
 			return k, false
@@ -311,7 +310,7 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 		valueLen = m.Len
 	}
 	k.bytes = layout.RecordHeaderSize + uint64(keyLen) + valueLen
-	if tail := uint64(flags.TailLen()); valueLen >= tail {
+	if tail := uint64(h.Flags.TailLen()); valueLen >= tail {
 		valueLen -= tail
 	}
 	k.value = valueLen

@@ -1,7 +1,6 @@
 package repair
 
 import (
-	"encoding/binary"
 	"slices"
 
 	"github.com/kvd-project/kvd/index"
@@ -146,26 +145,28 @@ func (o *Op) evictChosen() index.Action {
 		var gone, manifests []*item
 		for i, it := range list {
 			b := o.Accesses[i].Buf
-			e := &it.evicted
-			expiry := binary.LittleEndian.Uint64(b[16:])
-			e.Expired = expiry != 0 && expiry <= now
+			h, e := layout.HeadOf(b), &it.evicted
+			e.Expired, e.Pinned = h.Expired(now), h.PinnedMillis()
 			if o.Work.Only != nil {
-				if expiry != 0 {
+				if h.Expiry != 0 {
 					o.Work.Expiring++
 				}
 				if !e.Expired {
 					continue // replaced, or another with the same fingerprint
 				}
 			}
-			if k := layout.RecordHeaderSize + int(binary.LittleEndian.Uint16(b[8:])); k <= len(b) {
+			if k := layout.RecordLen(int(h.KeyLen), 0); k <= len(b) {
 				e.Hash = o.Env().HashOf(b[layout.RecordHeaderSize:k])
 			}
 			// The access word's expiry is coarse, or about the record that was there before.
 			if e.Access.Expired(now) && !e.Expired {
-				o.Note(it.off(), it.x, e.Access, expiry, false)
+				o.Note(it.off(), it.x, e.Access, h.Expiry, 0)
 				continue
 			}
-			if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
+			if o.spared(it, &h, now) {
+				continue
+			}
+			if h.Flags&layout.FlagManifest != 0 {
 				manifests = append(manifests, it)
 			}
 			gone = append(gone, it)
@@ -174,13 +175,29 @@ func (o *Op) evictChosen() index.Action {
 	})
 }
 
+// notePinMillis is for how long an access word says that a record is pinned by its header. So eviction reads that
+// header so often, and a record that takes its place, and is not pinned, is passed over no longer.
+const notePinMillis = 10 * 60 * 1000
+
+// spared reports whether it, which was picked and has the header h, stays because it is pinned. It notes that, so that
+// it is not picked again soon.
+func (o *Op) spared(it *item, h *layout.RecordHeader, now uint64) bool {
+	if it.evicted.Expired || o.Work.Spare == nil || !o.Work.Spare(it.evicted.Candidate, h.PinnedMillis()) {
+		return false
+	}
+	if h.IsPinned(now) {
+		o.Note(it.off(), it.x, it.evicted.Access, h.Expiry, min(h.PinnedMillis(), now+notePinMillis))
+	}
+	return true
+}
+
 // evictExpired looks for records that have expired if no access words say so, which
 // takes a READ of every header, and proves it by all of the record.
 func (o *Op) evictExpired() index.Action {
 	now := o.Env().NowMillis()
 	var list []*item
 	return o.fetch(o.evictable(), layout.RecordHeaderSize, func(it *item, b []byte) error {
-		e := binary.LittleEndian.Uint64(b[16:])
+		e := layout.HeadOf(b).Expiry
 		if e != 0 {
 			o.Work.Expiring++
 		}

@@ -61,6 +61,9 @@ type Work struct {
 	// Choose, of Evict, picks from what the groups hold, as positions in c. nil: only
 	// what has expired goes.
 	Choose func(c []Candidate) []int
+	// Spare, of Evict with Choose, is told of each record picked that has not expired. until is that time, Unix ms,
+	// until which its header pins it; 0: it does not. true: it stays. nil: none does.
+	Spare func(c Candidate, until uint64) bool
 	// Expired records for which Mine is false are left to others until they have been expired since Late
 	// (Unix ms). nil: none is left. Evict without Choose.
 	Mine func(unit uint32) bool
@@ -106,6 +109,7 @@ type Candidate struct {
 type Evicted struct {
 	Candidate
 	Hash    uint64 // of its key; 0 if that was not read
+	Pinned  uint64 // until when its header says that it is pinned, Unix ms; 0: it does not
 	Expired bool
 }
 

@@ -173,7 +173,6 @@ func RecordSpan(head []byte) int {
 	if len(head) < layout.RecordHeaderSize {
 		return len(head)
 	}
-	key := uint64(head[8]) | uint64(head[9])<<8
-	value := uint64(head[12]) | uint64(head[13])<<8 | uint64(head[14])<<16 | uint64(head[15])<<24
-	return int(min(layout.RecordHeaderSize+key+value, layout.MaxRecordSize))
+	h := layout.HeadOf(head)
+	return min(h.EncodedLen(), layout.MaxRecordSize)
 }

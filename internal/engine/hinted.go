@@ -242,7 +242,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	accs := l.hintAccesses[:0]
 	if put {
 		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry,
-			Writer: l.core.opts.Session}, op.Key, op.Value)
+			Pinned: op.Pinned, Writer: l.core.opts.Session}, op.Key, op.Value)
 		accs = x.way.Swing(x.way.Write(accs, x.rec, 0, 1))
 		binary.LittleEndian.PutUint64(cells, ^uint64(x.way.X)) // a CAS that is not executed leaves it
 		ch.most = max(ch.most, pg.Replicas)

@@ -145,9 +145,9 @@ func (l *Lane) noteDue(check uint64) bool {
 
 func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
 
-// Note is index.Hints: of a key it counts an access; without one it corrects an access word that does not belong to the
-// record.
-func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
+// Note is index.Hints: of a key it counts an access. Without one it corrects an access word that does not belong to the
+// record, or says until when that is pinned.
+func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64, born bool) {
 	if !t.lane.valid() {
 		return
 	}
@@ -163,7 +163,8 @@ func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWor
 		old = 0
 	}
 	// A correction, no access.
-	t.lane.postAccess(o.Route.PG, off, layout.MakeAccess(w, t.lane.core.millis.Load(), old.Count(), expiry))
+	now := t.lane.core.millis.Load()
+	t.lane.postAccess(o.Route.PG, off, layout.MakeAccess(w, now, old.Count(), expiry).At(max(now, until)))
 }
 
 // noteAccess notes what has been counted of a key whose record is w's and whose access

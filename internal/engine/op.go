@@ -18,6 +18,7 @@ type Op struct {
 	Kind      index.Kind
 	Cond      index.Cond
 	Flags     layout.RecordFlags
+	Pinned    uint32
 	over      bool  // finished
 	lane      uint8 // in batch.spread: the number of its lane
 	Key       []byte

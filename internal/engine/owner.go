@@ -133,7 +133,7 @@ func (l *Lane) startFor(op *Op, t *Task) {
 		op.Check
 	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan,
 		op.Raw, op.Machine, op.Txn
-	o.Part = op.Part
+	o.Part, o.Pinned = op.Part, op.Pinned
 	t.Filler, _ = op.Asker.(Filler)
 	t.asked, t.Done = op, answer
 	op.task = t

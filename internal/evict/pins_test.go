@@ -171,3 +171,38 @@ func TestPinEnds(t *testing.T) {
 		}
 	}
 }
+
+// The records drawn tell of pins that no access word tells, by their lengths. More than the quota is found to be that,
+// and less is not.
+func TestPinsDrawn(t *testing.T) {
+	const now = 1_700_000_000_000
+	rng := rand.New(rand.NewPCG(5, 6))
+	w := layout.MakeLive(1, 7, 1, 1)
+	for _, x := range []struct {
+		noted, hidden int // of ten records, each as long as nine of the others
+		over          bool
+	}{{0, 0, false}, {0, 1, false}, {1, 1, false}, {0, 9, true}, {2, 6, true}} {
+		var p evict.Pins
+		c := make([]evict.Candidate, 20)
+		for i := range c {
+			c[i] = evict.Candidate{Word: layout.MakeAccess(w, now, 8, 0), Known: true, Units: 1}
+			if i < 10 {
+				c[i].Units = 9
+			}
+			if i < x.noted {
+				c[i].Word = c[i].Word.At(now + 1000)
+			}
+		}
+		for range 4000 {
+			p.Evictable(now, 0.3, c, 4, nil)
+			i, rest := evict.Draw(now, c, rng.Float64())
+			if i < x.noted {
+				t.Fatalf("%+v: %d is drawn", x, i)
+			}
+			p.Drawn(rest, i < x.noted+x.hidden)
+		}
+		if p.Over(0.3) != x.over {
+			t.Errorf("%+v: over: %v", x, !x.over)
+		}
+	}
+}

@@ -90,10 +90,10 @@ func (a AccessWord) PastTicks(nowMillis uint64) uint32 {
 	return 0
 }
 
-// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not or nothing is known.
+// AheadTicks is how far the word's time is ahead of the reader's clock, 0 if it is not, or nothing is known.
 func (a AccessWord) AheadTicks(nowMillis uint64) uint32 {
-	if a == 0 { // its time is no time, and would be ahead shortly before the counter begins anew
-		return 0
+	if a == 0 {
+		return 0 // its time would lie ahead for the last 78 minutes of each 3.1 days
 	}
 	if age := a.ageTicks(nowMillis); age >= 1<<accessTimeBits-AccessSkewTicks {
 		return 1<<accessTimeBits - age

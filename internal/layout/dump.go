@@ -166,14 +166,21 @@ func DumpSegment(w io.Writer, off uint64, b []byte, heapLo, heapHi uint32) error
 func DumpRecord(w io.Writer, off uint64, b []byte) error {
 	d := &dumper{base: off, b: b}
 	d.title("record at %#x", off)
-	keyLen, valueLen := int(d.u16(8)), int(d.u32(12))
-	flags := RecordFlags(d.u64n(10, 1))
+	var head [RecordHeaderSize]byte
+	copy(head[:], b)
+	h := HeadOf(head[:])
+	keyLen, valueLen, flags := int(h.KeyLen), int(h.ValueLen), h.Flags
 	d.field(0, 8, "version", "%d", d.u64(0))
 	d.field(8, 2, "klen", "%d", keyLen)
 	d.field(10, 1, "flg", "%s", flags)
-	d.field(11, 1, "fmt", "%d", d.u64n(11, 1))
+	if h.Pinned != 0 {
+		d.field(11, 1, "fmt", "%d, pinned until %s", d.u64n(11, 1),
+			time.Unix(int64(h.Pinned), 0).UTC().Format("2006-01-02T15:04:05Z"))
+	} else {
+		d.field(11, 1, "fmt", "%d", d.u64n(11, 1))
+	}
 	d.field(12, 4, "vlen", "%d", valueLen)
-	switch e := d.u64(16); {
+	switch e := h.Expiry; {
 	case flags&FlagChunk != 0:
 		d.field(16, 8, "expiry", "chunk %d", e)
 	case e == 0:

@@ -58,6 +58,8 @@ const (
 	WordLifeEpochs = 1000
 
 	FormatVersion = 1
+	// FormatPinned is that of records which are pinned; see RecordHeader.
+	FormatPinned = 2
 )
 
 // State is a slot word's state. Its zero value, EMPTY, is also the state of

@@ -195,8 +195,8 @@ func TestRecordVectors(t *testing.T) {
 			b := make([]byte, RecordLen(len(key), len(value)))
 			n := EncodeRecord(b, RecordHeader{Version: num[uint64](t, d, "version", 0),
 				Flags:  num[RecordFlags](t, d, "flags", 0),
-				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0)}, []byte(key),
-				[]byte(value))
+				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0),
+				Pinned: num[uint32](t, d, "pinned", 0)}, []byte(key), []byte(value))
 			out.WriteString(hexLines(b[:n]))
 			if err := DumpRecord(&out, 0x40, b); err != nil {
 				d.Fatalf(t, "%v", err)
@@ -530,6 +530,21 @@ func TestAccessAhead(t *testing.T) {
 			if a.Later(b) != b || b.Later(a) != b || b.AheadTicks(now+ahead) != 0 {
 				t.Errorf("at %d: the later of %#x and %#x is %#x", now, uint64(a), uint64(b), uint64(a.Later(b)))
 			}
+		}
+	}
+}
+
+// Where nothing is known nothing lies ahead, whatever the time is; a word of that time says that it does.
+func TestNothingAhead(t *testing.T) {
+	const round = 1 << 26 * AccessTickMillis
+	w := MakeLive(1, 7, 1, 1)
+	for _, left := range []uint64{1000, 20 * 60_000, 70 * 60_000} {
+		now := uint64(7*round - left)
+		if n := AccessWord(0).AheadTicks(now); n != 0 {
+			t.Errorf("%d ms before the times begin anew: %d ticks ahead", left, n)
+		}
+		if n := MakeAccess(w, now, 1, 0).At(7 * round).AheadTicks(now); uint64(n) != left/AccessTickMillis {
+			t.Errorf("%d ms before the times begin anew: %d ticks ahead, want %d", left, n, left/AccessTickMillis)
 		}
 	}
 }

@@ -61,10 +61,13 @@ func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask 
 //
 //	version  the user's compare-and-swap token
 //	flg      RecordFlags, the value's Type among them; reserved bits are zero
-//	fmt      FormatVersion
+//	fmt      FormatVersion, or FormatPinned
 //	expiry   Unix milliseconds; 0 = none
 //	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
 //	writer   session that wrote it
+//
+// With FormatPinned the upper 10 bits of vlen and the upper 22 of expiry are Pinned's lower and upper bits. It is not
+// 0. No other byte has another meaning. Chunks and intents have FormatVersion.
 //
 // A reader can see a record half written, or of the place's other life; the CRC,
 // the whole key and the slot word together tell.
@@ -75,13 +78,35 @@ type RecordHeader struct {
 	ValueLen uint32
 	Expiry   uint64
 	Writer   uint32
+	// Pinned, if not 0, is until when eviction passes over the record, in Unix seconds.
+	Pinned uint32
 }
+
+const (
+	// pinnedLenBits and pinnedExpiryBits are what vlen and expiry keep of theirs beside Pinned.
+	pinnedLenBits    = 22
+	pinnedExpiryBits = 42
+
+	// MaxPinnedExpiry bounds the expiry of a pinned record, Unix ms: it is in the year 2109. MaxPinned is the last time
+	// until which a record may be pinned, Unix seconds.
+	MaxPinnedExpiry = 1<<pinnedExpiryBits - 1
+	MaxPinned       = 1<<32 - 1
+)
+
+const _ = uint(1<<pinnedLenBits - 1 - MaxRecordSize)
+const _ = uint(pinnedLenBits + pinnedExpiryBits - 64)
 
 // Record is a parsed record; Key and Value alias the buffer.
 type Record struct {
 	RecordHeader
 	Key, Value []byte
 }
+
+// IsPinned reports whether eviction is to pass over the record at nowMillis (Unix ms).
+func (r *RecordHeader) IsPinned(nowMillis uint64) bool { return r.PinnedMillis() > nowMillis }
+
+// PinnedMillis is Pinned in Unix ms.
+func (r *RecordHeader) PinnedMillis() uint64 { return uint64(r.Pinned) * 1000 }
 
 // Expired reports whether the record's time has come at nowMillis (Unix ms).
 func (r *RecordHeader) Expired(nowMillis uint64) bool { return r.Expiry != 0 && r.Expiry <= nowMillis }
@@ -114,14 +139,21 @@ func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 }
 
 // EncodeHead writes a record's header, without its CRC, and its key to b, which must hold RecordLen(len(key), 0) bytes.
-// The value, of valueLen bytes, is written behind it by somebody else. See [HeadCRC].
+// The value, of valueLen bytes, is written behind it by somebody else. See [HeadCRC]. A pinned record expires at
+// MaxPinnedExpiry at the latest.
 func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 	binary.LittleEndian.PutUint64(b[0:], h.Version)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	b[10] = byte(h.Flags)
 	b[11] = FormatVersion
-	binary.LittleEndian.PutUint32(b[12:], uint32(valueLen))
-	binary.LittleEndian.PutUint64(b[16:], h.Expiry)
+	n, expiry := uint32(valueLen), h.Expiry
+	if h.Pinned != 0 {
+		b[11] = FormatPinned
+		n |= h.Pinned << pinnedLenBits
+		expiry = min(expiry, MaxPinnedExpiry) | uint64(h.Pinned>>(32-pinnedLenBits))<<pinnedExpiryBits
+	}
+	binary.LittleEndian.PutUint32(b[12:], n)
+	binary.LittleEndian.PutUint64(b[16:], expiry)
 	binary.LittleEndian.PutUint32(b[28:], h.Writer)
 	copy(b[32:], key)
 }
@@ -160,12 +192,20 @@ func recordCRC(b []byte) uint32 { return bulk.CRC(bulk.CRC(0, b[:24]), b[28:]) }
 
 // HeadOf is the header at the start of b, unchecked: a hint while the record may change. b has RecordHeaderSize bytes
 // at least.
-func HeadOf(b []byte) RecordHeader {
-	return RecordHeader{Version: binary.LittleEndian.Uint64(b), KeyLen: binary.LittleEndian.Uint16(b[8:]),
-		Flags:    RecordFlags(b[10]),
-		ValueLen: binary.LittleEndian.Uint32(b[12:]), Expiry: binary.LittleEndian.Uint64(b[16:]),
-		Writer: binary.LittleEndian.Uint32(b[28:])}
+func HeadOf(b []byte) (h RecordHeader) {
+	h.Version, h.KeyLen = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint16(b[8:])
+	h.Flags, h.Writer = RecordFlags(b[10]), binary.LittleEndian.Uint32(b[28:])
+	h.ValueLen, h.Expiry = binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
+	if b[11] == FormatPinned {
+		h.Pinned = h.ValueLen>>pinnedLenBits | uint32(h.Expiry>>pinnedExpiryBits)<<(32-pinnedLenBits)
+		h.ValueLen &= 1<<pinnedLenBits - 1
+		h.Expiry &= 1<<pinnedExpiryBits - 1
+	}
+	return h
 }
+
+// EncodedLen is the encoded length of r's record in bytes.
+func (r *RecordHeader) EncodedLen() int { return RecordLen(int(r.KeyLen), int(r.ValueLen)) }
 
 // ParseRecord checks and parses the record at the start of b. b may be longer
 // than the record. Errors are *CorruptError; they are ordinary while the bytes
@@ -183,8 +223,7 @@ func (r *Record) Parse(b []byte) error {
 	if len(b) < RecordHeaderSize {
 		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
 	}
-	r.KeyLen = binary.LittleEndian.Uint16(b[8:])
-	r.ValueLen = binary.LittleEndian.Uint32(b[12:])
+	r.RecordHeader = HeadOf(b)
 	n := uint64(RecordHeaderSize) + uint64(r.KeyLen) + uint64(r.ValueLen)
 	if n > uint64(len(b)) {
 		return corrupt("record", 8, "key and value longer than the place", n, uint64(len(b)), b)
@@ -195,7 +234,7 @@ func (r *Record) Parse(b []byte) error {
 	k := RecordHeaderSize + int(r.KeyLen)
 	r.Key = b[RecordHeaderSize:k:k]
 	r.Value = b[k:n:n]
-	return r.parseHead(b)
+	return r.checkHead(b)
 }
 
 // ParseApart is [Record.Parse] for a record whose value is apart from head, its header and its key. crc is the CRC of
@@ -204,8 +243,7 @@ func (r *Record) ParseApart(head, value []byte, crc uint32) error {
 	if len(head) < RecordHeaderSize {
 		return corrupt("record", 0, "length", uint64(len(head)), RecordHeaderSize, head)
 	}
-	r.KeyLen = binary.LittleEndian.Uint16(head[8:])
-	r.ValueLen = binary.LittleEndian.Uint32(head[12:])
+	r.RecordHeader = HeadOf(head)
 	if k := RecordHeaderSize + int(r.KeyLen); k != len(head) || uint64(r.ValueLen) != uint64(len(value)) {
 		return corrupt("record", 8, "key and value of other lengths", uint64(k)+uint64(r.ValueLen),
 			uint64(len(head)+len(value)), head)
@@ -214,7 +252,7 @@ func (r *Record) ParseApart(head, value []byte, crc uint32) error {
 		return corrupt("record", 24, "CRC-32C", uint64(crc), uint64(want), head)
 	}
 	r.Key, r.Value = head[RecordHeaderSize:len(head):len(head)], value
-	return r.parseHead(head)
+	return r.checkHead(head)
 }
 
 // ParseHead is [Record.Parse] for the start of a record in a place of n bytes: b has the header and the key at least.
@@ -223,25 +261,22 @@ func (r *Record) ParseHead(b []byte, n int) error {
 	if len(b) < RecordHeaderSize {
 		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
 	}
-	r.KeyLen = binary.LittleEndian.Uint16(b[8:])
-	r.ValueLen = binary.LittleEndian.Uint32(b[12:])
+	r.RecordHeader = HeadOf(b)
 	k := RecordHeaderSize + int(r.KeyLen)
 	if uint64(k)+uint64(r.ValueLen) > uint64(n) || k > len(b) {
 		return corrupt("record", 8, "key and value longer than the place", uint64(k)+uint64(r.ValueLen), uint64(n), b)
 	}
 	r.Key, r.Value = b[RecordHeaderSize:k:k], nil
-	return r.parseHead(b)
+	return r.checkHead(b)
 }
 
-// parseHead checks and parses the rest of the header at the start of b.
-func (r *Record) parseHead(b []byte) error {
-	r.Version = binary.LittleEndian.Uint64(b)
-	r.Flags = RecordFlags(b[10])
-	r.Expiry = binary.LittleEndian.Uint64(b[16:])
-	r.Writer = binary.LittleEndian.Uint32(b[28:])
+// checkHead checks what HeadOf has made of the header at the start of b.
+func (r *Record) checkHead(b []byte) error {
 	switch {
-	case b[11] != FormatVersion:
+	case b[11] != FormatVersion && b[11] != FormatPinned:
 		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
+	case b[11] == FormatPinned && (r.Pinned == 0 || r.Flags&(FlagIntent|FlagChunk) != 0):
+		return corrupt("record", 11, "pinned until, of flags", uint64(r.Pinned), uint64(r.Flags), b)
 	case r.Flags&recordFlagsRsv != 0:
 		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
 	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
@@ -277,11 +312,12 @@ func MendKey(b, key []byte) bool {
 	}
 	old := append([]byte(nil), b[:RecordHeaderSize+len(key)]...)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
-	b[11] = FormatVersion
 	copy(b[RecordHeaderSize:], key)
-	if _, err := ParseRecord(b); err != nil {
-		copy(b, old)
-		return false
+	for _, b[11] = range []byte{FormatVersion, FormatPinned} {
+		if _, err := ParseRecord(b); err == nil {
+			return true
+		}
 	}
-	return true
+	copy(b, old)
+	return false
 }
