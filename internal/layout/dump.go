@@ -56,12 +56,6 @@ func (d *dumper) problem(err error) {
 	}
 }
 
-func (d *dumper) u16(off int) uint16 {
-	var x [2]byte
-	copy(x[:], d.b[min(off, len(d.b)):])
-	return binary.LittleEndian.Uint16(x[:])
-}
-
 func (d *dumper) u32(off int) uint32 { return uint32(d.u64n(off, 4)) }
 func (d *dumper) u64(off int) uint64 { return d.u64n(off, 8) }
 
