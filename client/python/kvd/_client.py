@@ -32,6 +32,7 @@ from typing import (
 from . import _errors, _lib
 from ._buffers import Buffer, Pinned, new_bytes
 from ._core import Batch, Core, Result
+from ._stream import Source, put_from
 from ._view import View
 
 Key = Union[bytes, str]
@@ -417,6 +418,24 @@ class Client:
             core.give(call)
             if pinned is not None:
                 pinned.release()
+
+    def put_from(
+        self,
+        key: Key,
+        source: Source,
+        length: int,
+        *,
+        ttl: Optional[Seconds] = None,
+        flags: int = 0,
+        timeout: Optional[Seconds] = None,
+    ) -> int:
+        """Writes a value of `length` bytes piece by piece, and gives its version. It needs no memory for all of it.
+
+        source: a file, of which it reads as many bytes, or an iterable of pieces, which has as many. ValueError: it
+        has not, and nothing is stored; nor is anything if the source raises. Nobody sees a part: an older value stays
+        until the last piece was written. `timeout` is that of each piece.
+        """
+        return put_from(self._core, key_bytes(key), source, length, write(ttl=ttl, flags=flags, timeout=timeout))
 
     def delete(self, key: Key, *, if_version: Optional[int] = None) -> bool:
         """Deletes a record. False: there was none, or it had another version."""

@@ -145,6 +145,10 @@ kvd_get_range = _declare(
     wait, "kvd_get_range", c_int, _client, *_key, c_uint64, c_void_p, c_uint64, _length, _record, _error
 )
 kvd_put_if = _declare(wait, "kvd_put_if", c_int, _client, *_key, c_void_p, c_uint64, _how, _record, _error)
+kvd_put_new = _declare(wait, "kvd_put_new", c_int, _client, *_key, c_uint64, _how, POINTER(c_void_p), _error)
+kvd_put_write = _declare(wait, "kvd_put_write", c_int, c_void_p, c_void_p, c_uint64, _error)
+kvd_put_commit = _declare(wait, "kvd_put_commit", c_int, c_void_p, _record, _error)
+kvd_put_free = _declare(wait, "kvd_put_free", c_int, c_void_p)
 kvd_delete_if = _declare(wait, "kvd_delete_if", c_int, _client, *_key, _how, _error)
 kvd_incr = _declare(wait, "kvd_incr", c_int, _client, *_key, c_int64, POINTER(c_int64), _record, _error)
 kvd_touch = _declare(wait, "kvd_touch", c_int, _client, *_key, c_uint64, _record, _error)

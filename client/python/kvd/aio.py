@@ -35,6 +35,7 @@ from . import _client, _errors, _lib
 from ._buffers import Buffer, Pinned, new_bytes
 from ._client import Key, Record, Registered, Seconds
 from ._core import Batch, Result
+from ._stream import Source
 from ._view import View
 
 T = TypeVar("T")
@@ -274,6 +275,23 @@ class Client:
         Leave its `with` as ever: that asks the broker, and takes some microseconds.
         """
         return await self._aside(functools.partial(self._opened().get_view, key, hold=hold))
+
+    async def put_from(
+        self,
+        key: Key,
+        source: Source,
+        length: int,
+        *,
+        ttl: Optional[Seconds] = None,
+        flags: int = 0,
+        timeout: Optional[Seconds] = None,
+    ) -> int:
+        """Writes a value piece by piece, as kvd.Client.put_from does. A thread of the loop's executor does that.
+
+        The source is read there. Cancelling the call does not end it.
+        """
+        call = self._opened().put_from
+        return await self._aside(functools.partial(call, key, source, length, ttl=ttl, flags=flags, timeout=timeout))
 
     # Many records
 

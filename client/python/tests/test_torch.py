@@ -1,9 +1,13 @@
 """Tensors, on the CPU; CUDA's part with a runtime that only notes what it is asked."""
 
+import os
+import subprocess
+import sys
 import types
 import unittest
 from unittest import mock
 
+import support
 from support import Case, Dev, Fake
 
 import kvd
@@ -124,6 +128,22 @@ class Tensors:
         got = torch.zeros_like(t)
         kvd.torch.start_load(self.client, "cuda", got).wait()
         self.assertTrue(torch.equal(got, t))
+
+
+class Example(Case):
+    """The program of the documents does what it says."""
+
+    broker_kind = Dev
+
+    def test_tensors(self):
+        environment = dict(os.environ, KVD_BROKER=self.broker.path, PYTHONPATH=str(support.HERE.parent))
+        program = support.ROOT / "examples/torch/tensors.py"
+        done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        lines = done.stdout.splitlines()
+        self.assertEqual(lines[0], "4 tensors of 1048576 bytes, and none was copied here")
+        self.assertEqual(lines[1], "a view of 1048576 bytes held")
+        self.assertEqual(lines[2] == "no device here", not torch.cuda.is_available())
 
 
 class FakeTensors(Tensors, Case):
