@@ -608,7 +608,7 @@ static void garbage(struct conn *c, struct queue *q, const struct kvd_ring_submi
     memset(slot, 0xee, rnd() % 1025);
     if (s->op == KVD_OP_VIEW) {
         if (c->region_number < 60 && rnd() % 4 == 0)
-            hand_over(c, rnd() % LIES);
+            hand_over(c, rnd() % LIE_KINDS);
         e.region = rnd() % 4;
         e.offset = rnd() % REGION;
         e.flags = rnd() % 4 == 0 ? KVD_RING_CHUNKED : 0;

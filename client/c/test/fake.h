@@ -34,7 +34,7 @@ enum fake_lie {
     LIE_PARTS,     /* parts are longer than the value */
     LIE_NO_PART,   /* a part has no bytes */
     LIE_MANY,      /* parts are more than there are */
-    LIES
+    LIE_KINDS
 };
 
 enum { FAKE_RECORDS = 64, FAKE_KEY = 256, FAKE_VALUE = 4 << 20 };

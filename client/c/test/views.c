@@ -202,7 +202,7 @@ static void test_view_lies(struct broker *b) {
     struct kvd_view *v, *held;
     unsigned char *value = make(c, "k", 10000);
     int maps = count_maps();
-    for (uint32_t lie = LIE_NONE + 1; lie < LIES; lie++) {
+    for (uint32_t lie = LIE_NONE + 1; lie < LIE_KINDS; lie++) {
         atomic_store(&b->fake->lie, LIE_NONE);
         held = look(c, "k"); /* of the same connection */
         uint64_t generation = kvd_generation(c);
