@@ -297,7 +297,7 @@ func DefaultBrokerNode() *Broker {
 	return &Broker{
 		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker,
 		Users: []string{}, MaxClients: 64, MaxPins: 1 << 20, ArenaMemory: 16 << 30, Timeout: 10 * time.Second,
-		Views: 64,
+		Views:      64,
 		HTTPListen: Off,
 		Identity:   Identity{Units: []string{}}, Log: defaultLog,
 	}
