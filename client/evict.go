@@ -798,7 +798,7 @@ func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*re
 	for i, w := range works {
 		q := &store[i]
 		m := repair.New(kind, w)
-		q.Kind, q.Lane, q.Machine, q.Asker = kind, 1+i%s.core.KeyLanes(), m, q
+		q.Kind, q.Lane, q.Machine, q.Asker = kind, int32(1+i%s.core.KeyLanes()), m, q
 		q.page = func() { *w = m.Work }
 		ops[i] = &q.Op
 	}

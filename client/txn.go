@@ -373,7 +373,7 @@ func (t *txn) decide(ctx context.Context, verdict layout.Verdict) (v layout.Verd
 	t.decided = true
 	d.txn = index.Txn{Status: t.at, Found: t.x.word, Verdict: verdict}
 	q := &d.call
-	q.Kind, q.Lane, q.Asker, q.item = index.Decide, 1+int(t.at.Off/8)%t.s.core.KeyLanes(), q, &q.own
+	q.Kind, q.Lane, q.Asker, q.item = index.Decide, int32(1+int(t.at.Off/8)%t.s.core.KeyLanes()), q, &q.own
 	q.Txn = &d.txn
 	q.ops[0] = &q.Op
 	t.s.core.Do(ctx, q.ops[:])

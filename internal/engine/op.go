@@ -18,7 +18,6 @@ type Op struct {
 	Kind      index.Kind
 	Cond      index.Cond
 	Flags     layout.RecordFlags
-	Pinned    uint32
 	over      bool  // finished
 	lane      uint8 // in batch.spread: the number of its lane
 	Key       []byte
@@ -35,7 +34,8 @@ type Op struct {
 	Txn       *index.Txn // of a transaction's kinds. It stays with the lane if the Op ends with index.ErrUnknown
 
 	// Lane, if not 0, is 1 + the number of the lane that performs it; else Check says which one.
-	Lane int
+	Lane   int32
+	Pinned uint32 // the request's, as in index.Op
 	// Asker, if not nil, gets the answer of an Op that succeeds.
 	Asker Asker
 
