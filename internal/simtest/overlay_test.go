@@ -54,7 +54,7 @@ func build(t *testing.T, root, pkg string, mutants []mutant) string {
 	if err := os.WriteFile(list, b, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command("go", "test", "-c", "-overlay", list, "-o", bin, "./"+pkg)
+	c := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-overlay", list, "-o", bin, "./"+pkg)
 	c.Dir = root
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
