@@ -139,6 +139,9 @@ func TestPollSoonForWhoeverComes(t *testing.T) {
 	x := s.enterQueues(0, b)
 	k := x.keys[0]
 	k.pause, k.next = maxPollPause, time.Now().Add(time.Hour)
+	if len(s.early) != 1 {
+		t.Fatal("the poller is not told of the first")
+	}
 	<-s.early
 	y := s.enterQueues(0, b)
 	if k.pause != minPollPause || k.next.After(time.Now().Add(minPollPause)) || len(s.early) != 1 {
