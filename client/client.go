@@ -369,4 +369,19 @@ type Stats struct {
 	// client nor the memory node's own device. Examples are "shm", "tcp (CAS proxied to the adapter)" and "verbs
 	// (CAS by the memory node's agent)".
 	Connections map[string]string
+	// Paths are the ways to memory nodes by providers of which either end has several ports, by memory node. Others are
+	// not listed.
+	Paths []PathStats
+}
+
+// PathStats are of one way to a memory node: from a device of the client to an endpoint of the memory node.
+type PathStats struct {
+	Node     string // its name
+	Endpoint string // the provider, and behind it which one of that the endpoint is: "verbs", "verbs/2"
+	Addr     string // of the endpoint
+	// Port is the client's own, "mlx5_0/1"; without an adapter it is the provider.
+	Port        string
+	Connections int       // that go this way now
+	Failed      time.Time // when it was found not to work; zero: it works as far as is known
+	Err         string    // why; empty: it works
 }

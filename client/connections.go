@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
-	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/internal/token"
@@ -29,21 +28,20 @@ func (s *sess) dialOnce(ask session.Ask) {
 	if ask.Bulk {
 		lane |= token.BulkLane
 	}
-	qp, dev, how, inc, err := s.dial(ask.Lane, lane, ask.Node)
+	x, err := s.dial(ask.Lane, lane, ask.Node)
 	if ask.Bulk {
 		// Nobody waits for it: long values go by the first one meanwhile.
 		if err != nil {
 			s.c.o.Logger.Debug("no second connection", "node", ask.Node, "err", err)
 		}
-		s.agenda.Answer(ask, session.Reply{QP: qp, Dev: dev, Incarnation: inc, Err: err,
-			Lost: errors.Is(err, errNoProvider)})
+		s.agenda.Answer(ask, x.reply(err))
 		return
 	}
 	s.mu.Lock()
 	news, was := false, s.mu.connErr[ask.Node]
 	if s.mu.connErr[ask.Node] = err; err == nil {
-		news = s.mu.provider[ask.Node] != how && how != s.c.o.Devices[dev].Name()
-		s.mu.provider[ask.Node] = how
+		news = s.mu.provider[ask.Node] != x.how && x.how != s.c.o.Devices[x.dev].Name()
+		s.mu.provider[ask.Node] = x.how
 	}
 	s.mu.Unlock()
 	if identity.IsRefusal(err) && !identity.IsRefusal(was) {
@@ -51,15 +49,16 @@ func (s *sess) dialOnce(ask session.Ask) {
 			"err", err)
 	}
 	if news {
-		s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", ask.Node, "via", how)
+		s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", ask.Node, "via", x.how)
 	}
-	s.agenda.Answer(ask, session.Reply{QP: qp, Dev: dev, Incarnation: inc, Err: err,
-		Lost: errors.Is(err, errNoProvider)})
+	s.agenda.Answer(ask, x.reply(err))
 }
 
 // closeQP closes a queue pair, without waiting for its peer once that is declared
-// lost.
+// lost. Nor does it wait long where there is another way: the memory node fences the queue pair before it takes the next
+// one of the lane.
 func (s *sess) closeQP(ask session.Ask) {
+	patience := s.leftPath(ask)
 	closed := make(chan struct{})
 	go func() {
 		_ = ask.QP.Close()
@@ -67,12 +66,12 @@ func (s *sess) closeQP(ask session.Ask) {
 	}()
 	t := time.NewTicker(5 * time.Millisecond)
 	defer t.Stop()
-	for {
+	for begin := time.Now(); ; {
 		select {
 		case <-closed:
 			return
 		case <-t.C:
-			if !s.agenda.Has(ask.Node, ask.Incarnation, ask.Version) {
+			if !s.agenda.Has(ask.Node, ask.Incarnation, ask.Version) || patience != 0 && time.Since(begin) > patience {
 				_ = ask.QP.Abort()
 				<-closed
 				return
@@ -107,41 +106,66 @@ func via(provider string, by dirpb.AtomicsBy, agent bool) string {
 	return provider
 }
 
+// dialed is a connection to a memory node, and how it goes.
+type dialed struct {
+	path
+	qp  *rdma.QP
+	how string // see via
+}
+
+func (x dialed) reply(err error) session.Reply {
+	return session.Reply{QP: x.qp, Dev: x.dev, Endpoint: x.endpoint, Incarnation: x.incarnation, Err: err,
+		Lost: errors.Is(err, errNoProvider)}
+}
+
 // dial connects to the node with the best provider that both ends have and the
-// node admits. number is the lane's, as the node is told it.
-func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
+// node admits, by the first of the ways that works. number is the lane's, as the node is told it.
+func (s *sess) dial(l *engine.Lane, number, id uint32) (dialed, error) {
 	s.mu.Lock()
 	n := s.mu.nodes[id]
 	s.mu.Unlock()
 	if n == nil {
-		return nil, 0, "", 0, fmt.Errorf("memory node %d is not in the map", id)
+		return dialed{}, fmt.Errorf("memory node %d is not in the map", id)
 	}
+	whose := lanePath{number &^ token.BulkLane, id, number&token.BulkLane != 0}
+	ways, errs := s.waysTo(n, whose.lane, whose.bulk)
+	tried := len(ways) > 0
 	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), number)
-	var errs []error
-	tried := false
-	for i, d := range s.c.o.Devices {
-		if p := s.c.o.Provider; p != "" && p != d.Name() {
-			continue
+	for within := firstDial; len(ways) > 0; within = lastDial {
+		if len(ways) == 1 {
+			within = lastDial
 		}
-		if d.Name() == "shm" && !hostid.Same(n.GetHostId(), s.host) {
-			errs = append(errs, errors.New("shm: on another host"))
-			continue
-		}
-		for _, e := range n.GetEndpoints() {
-			if e.GetProvider() != d.Name() {
-				continue
-			}
-			tried = true
-			ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
-			qp, err := d.Dial(ctx, s.core.PD(i), l.CQ(i), e.GetAddr(), private)
+		var slow []path
+		refused := map[path]error{}
+		for _, w := range ways {
+			d := s.c.o.Devices[w.dev]
+			ctx, cancel := context.WithTimeout(s.ctx, within)
+			qp, err := d.Dial(ctx, s.core.PD(w.dev), l.CQ(w.dev), w.addr, private)
+			late := ctx.Err() != nil
 			cancel()
 			if err == nil {
-				return qp, i, via(d.Name(), e.GetAtomics(), qp.AtomicsByAgent()), n.GetIncarnation(), nil
+				for x, err := range refused {
+					s.pathFails(x, err)
+				}
+				s.paths.works(w)
+				s.paths.goesBy(whose, w)
+				return dialed{w, qp, via(d.Name(), endpointOf(n, w.endpoint).GetAtomics(), qp.AtomicsByAgent())}, nil
+			}
+			// A refusal is of the session, unless another way admits it.
+			if errors.Is(err, rdma.ErrRefused) || identity.IsRefusal(err) {
+				refused[w] = err
+			} else {
+				s.pathFails(w, err)
+			}
+			if late && within < lastDial {
+				slow = append(slow, w)
+				continue
 			}
 			errs = append(errs, err)
 		}
+		ways = slow
 	}
-	err = errors.Join(errs...)
+	err := errors.Join(errs...)
 	if !tried {
 		want := s.c.o.Provider
 		if want == "" {
@@ -150,5 +174,14 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, ho
 		err = fmt.Errorf("%w: memory node %q does not offer %s (%w)", errNoProvider, n.GetName(), want,
 			cmp.Or(err, errors.New("none tried")))
 	}
-	return nil, 0, "", 0, err
+	return dialed{}, err
+}
+
+func endpointOf(n *dirpb.Node, name string) *dirpb.Endpoint {
+	for _, e := range n.GetEndpoints() {
+		if e.GetProvider() == name {
+			return e
+		}
+	}
+	return nil
 }

@@ -98,8 +98,8 @@ func (o *Options) Validate() error {
 	if len(o.Directory) == 0 {
 		bad("Directory: no address")
 	}
-	if len(o.Devices) > 3 {
-		bad("Devices: %d, want at most 3", len(o.Devices))
+	if len(o.Devices) > maxDevices {
+		bad("Devices: %d, want at most %d", len(o.Devices), maxDevices)
 	}
 	if o.Lanes < 0 || o.Lanes > engine.MaxLanes {
 		bad("Lanes: %d, want 1..%d, or 0 for the default", o.Lanes, engine.MaxLanes)

@@ -219,6 +219,13 @@ type rigNode struct {
 	node  *memnode.Node
 	proxy *proxy // tcp only
 	path  string // where it listens without a proxy
+	more  []way  // other endpoints
+}
+
+// way is an endpoint of a memory node, behind a proxy.
+type way struct {
+	dev   *rdma.Device
+	proxy *proxy
 }
 
 func newRig(t testing.TB, provider string, nodes int, lease time.Duration, change ...func(*server.Options)) *rig {
@@ -331,9 +338,15 @@ func (r *rig) startNode(i int) {
 		l.Addr, l.Advertise = freeAddr(r.t), n.proxy.addr()
 		n.proxy.aim(l.Addr)
 	}
+	listens := []memnode.DeviceListen{l}
+	for _, w := range n.more {
+		l := memnode.DeviceListen{Device: w.dev, Addr: freeAddr(r.t), Advertise: w.proxy.addr()}
+		w.proxy.aim(l.Addr)
+		listens = append(listens, l)
+	}
 	var err error
 	if n.node, err = memnode.Open(r.t.Context(), memnode.Options{Name: fmt.Sprintf("m%d", i), CapacityBytes: r.capacity,
-		Devices: []memnode.DeviceListen{l}, Directory: r.admin}); err != nil {
+		Devices: listens, Directory: r.admin}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -431,6 +444,9 @@ func (r *rig) close() {
 			errs = append(errs, n.node.Close())
 		}
 		errs = append(errs, n.dev.Close())
+		for _, w := range n.more {
+			errs = append(errs, w.dev.Close())
+		}
 	}
 	if r.admin != nil {
 		errs = append(errs, r.admin.Close())

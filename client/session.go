@@ -50,6 +50,7 @@ type sess struct {
 		provider map[uint32]string // as in Stats.Connections
 	}
 	agenda *session.Agenda
+	paths  paths
 	// performed is how many operations lanes had performed when control last looked.
 	performed uint64
 	due       chan struct{} // capacity 1: the agenda has something new

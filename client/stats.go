@@ -73,6 +73,7 @@ func (c *Client) Stats() Stats {
 		}
 	}
 	s.mu.Unlock()
+	st.Paths = s.pathStats()
 	return st
 }
 

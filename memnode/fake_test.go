@@ -483,7 +483,7 @@ func private(g token.Grant, lane uint32) []byte {
 // dial connects; everything is closed at the test's end, before the node is.
 func dial(t *testing.T, dir *directory, provider string, priv []byte) (*lane, error) {
 	t.Helper()
-	dev := dir.device(provider)
+	dev := dir.device((&dirpb.Endpoint{Provider: provider}).Carrier())
 	pd, err := dev.AllocPD()
 	if err != nil {
 		t.Fatal(err)

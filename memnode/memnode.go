@@ -72,9 +72,9 @@ type Options struct {
 	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over
 	// shm in the client's name, when it is first used.
 	Populate bool
-	// Devices serve the regions, each at its own address: at least one, each of
-	// another provider. A device whose adapter executes atomics goes with tcp alone, which then leaves its
-	// atomics to that adapter.
+	// Devices serve the regions, each at its own address: at least one. Several of one provider, other than shm, are as many
+	// ways to the same memory: ports of one adapter, or adapters whose atomics CPUs can be beside. A device whose adapter
+	// executes atomics goes with others of that adapter and with tcp alone, which then leaves its atomics to that adapter.
 	Devices []DeviceListen
 	// Directory is asked for work. Required.
 	Directory Directory
@@ -157,23 +157,23 @@ func (o *Options) Validate() error {
 		bad("Devices is empty")
 	}
 	adapter := o.adapter()
-	seen := map[string]bool{}
+	seen := map[string]int{}
 	for i, d := range o.Devices {
 		if d.Device == nil {
 			bad("Devices[%d]: Device is missing", i)
 			continue
 		}
-		if seen[d.Device.Name()] {
-			bad("Devices[%d]: a second %s device", i, d.Device.Name())
+		if seen[d.Device.Name()]++; d.Device.Name() == "shm" && seen["shm"] > 1 {
+			bad("Devices[%d]: a second shm device", i)
 		}
-		seen[d.Device.Name()] = true
 		switch s := d.Device.Caps().AtomicScope; {
 		case s == driver.AtomicNone:
 			bad("Devices[%d]: %s has no atomics", i, d.Device.Name())
-		case adapter == nil || d.Device == adapter || d.Device.Name() == "tcp":
+		case adapter == nil || d.Device == adapter || d.Device.Name() == "tcp" || s == driver.AtomicHCA &&
+			ofOneAdapter(d.Device, adapter):
 		case s == driver.AtomicHCA:
 			bad("Devices[%d]: %s and %s each have an adapter execute atomics, and those of one are not atomic with "+
-				"the other's: leave one out",
+				"the other's: leave one out, or have agents execute them",
 				i, adapter.Name(), d.Device.Name())
 		default:
 			bad("Devices[%d]: atomics of %s are CPU instructions, which lose updates beside atomics of %s's adapter: "+
@@ -194,13 +194,20 @@ func (o *Options) adapter() *rdma.Device {
 	return nil
 }
 
+// ofOneAdapter reports whether the devices are known to be ports of one adapter.
+func ofOneAdapter(a, b *rdma.Device) bool {
+	x, _, _ := strings.Cut(a.Caps().Port, "/")
+	y, _, _ := strings.Cut(b.Caps().Port, "/")
+	return x != "" && x == y
+}
+
 // Node is a running memory node.
 type Node struct {
 	// Set by Open, and not changed afterwards but where it says so.
 	o       Options
 	log     *slog.Logger
 	devices []*device // hca first, so that what leans on it ends before it
-	// hca executes the atomics of every device; nil: CPUs do.
+	// hca executes the atomics of every device, but those of other ports of its adapter; nil: CPUs do.
 	hca     *device
 	loopKey [loopKeySize]byte // random; this process shows it to itself
 	ctx     context.Context   // ends with Close
@@ -259,16 +266,20 @@ type Node struct {
 	}
 }
 
-// device is one provider and, per namespace, the PD that keeps its MRs and QPs
+// device is one way in and, per namespace, the PD that keeps its MRs and QPs
 // away from others'.
 type device struct {
 	dev      *rdma.Device
+	name     string // of its endpoint, and of its keys
 	listener rdma.Listener
 	endpoint *dirpb.Endpoint
 	// Guarded by Node.mu.
 	pds    map[uint32]*rdma.PD
 	quotas map[uint32]*dirpb.NamespaceQuota // as the directory said last
 }
+
+// isAdapter reports whether an adapter executes the atomics that come in by d.
+func (d *device) isAdapter() bool { return d.dev.Caps().AtomicScope == driver.AtomicHCA }
 
 // registration is one life of the node in the directory's eyes.
 type registration struct {
@@ -324,8 +335,14 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 }
 
 func (n *Node) listen(dl DeviceListen) error {
-	d := &device{dev: dl.Device, pds: map[uint32]*rdma.PD{}}
-	if dl.Device.Caps().AtomicScope == driver.AtomicHCA {
+	nth := 1
+	for _, d := range n.devices {
+		if d.dev.Name() == dl.Device.Name() {
+			nth++
+		}
+	}
+	d := &device{dev: dl.Device, name: dirpb.EndpointName(dl.Device.Name(), nth), pds: map[uint32]*rdma.PD{}}
+	if n.hca == nil && d.isAdapter() {
 		n.hca = d
 	}
 	l, err := dl.Device.Listen(dl.Addr, rdma.ListenOptions{
@@ -341,8 +358,8 @@ func (n *Node) listen(dl DeviceListen) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", dl.Device.Name(), err)
 	}
-	d.endpoint = &dirpb.Endpoint{Provider: dl.Device.Name(), Addr: addr, Atomics: n.atomicsBy(dl.Device)}
-	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr, "atomics",
+	d.endpoint = &dirpb.Endpoint{Provider: d.name, Addr: addr, Atomics: n.atomicsBy(dl.Device)}
+	n.log.Info("memory node listens", "provider", d.name, "addr", l.Addr(), "advertise", addr, "atomics",
 		d.endpoint.Atomics)
 	return nil
 }

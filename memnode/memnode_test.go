@@ -1049,13 +1049,16 @@ func TestOptions(t *testing.T) {
 		"Directory is missing":  func(o *Options) { o.Directory = nil },
 		"Devices is empty":      func(o *Options) { o.Devices = nil },
 		"Device is missing":     func(o *Options) { o.Devices = []DeviceListen{{}} },
-		"a second tcp device":   func(o *Options) { o.Devices = append(slices.Clone(o.Devices), o.Devices[0]) },
+		"a second shm device":   func(o *Options) { o.Devices = []DeviceListen{{Device: shm}, {Device: shm}} },
 		"none has no atomics":   func(o *Options) { o.Devices = []DeviceListen{{Device: none}} },
 		"leave shm out, or have sim leave atomics to its agent": func(o *Options) {
 			o.Devices = []DeviceListen{{Device: shm}, {Device: tcp}, {Device: simulated}}
 		},
 		"sim and another each have an adapter": func(o *Options) {
 			o.Devices = []DeviceListen{{Device: tcp}, {Device: simulated}, {Device: another}}
+		},
+		"those of one are not atomic with the other's": func(o *Options) {
+			o.Devices = []DeviceListen{{Device: ofPort(simulated, "a/1")}, {Device: ofPort(another, "b/1")}}
 		},
 		"FenceTimeout": func(o *Options) { o.FenceTimeout = -1 },
 		"cannot dial":  func(o *Options) { o.Devices = []DeviceListen{{Device: tcp, Addr: "0.0.0.0:0"}} },
@@ -1073,6 +1076,33 @@ func TestOptions(t *testing.T) {
 			t.Errorf("got %v, want it to say %q", err, want)
 		}
 	}
+}
+
+// Ports of one adapter share their atomics.
+func TestPortsOfAdapter(t *testing.T) {
+	f := sim.New(sim.Options{})
+	o := Options{Name: "m", CapacityBytes: 1, Directory: newDirectory(t), FenceTimeout: time.Second,
+		Devices: []DeviceListen{{Device: ofPort(rdma.NewDevice("verbs", f.Device("a")), "a/1")},
+			{Device: ofPort(rdma.NewDevice("verbs", f.Device("b")), "a/2")}}}
+	if err := o.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// portDevice is a device of an adapter's port.
+type portDevice struct {
+	driver.Device
+	port string
+}
+
+func (d portDevice) Caps() driver.Caps {
+	c := d.Device.Caps()
+	c.Port = d.port
+	return c
+}
+
+func ofPort(d *rdma.Device, port string) *rdma.Device {
+	return rdma.NewDevice(d.Name(), portDevice{d.Driver(), port})
 }
 
 // atomicless is a device without atomics.

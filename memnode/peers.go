@@ -59,7 +59,7 @@ func (s *sessions) ended(id uint32) bool {
 func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 	pd, access, err := n.admit(d, r)
 	if err != nil {
-		n.log.Debug("connection refused", "provider", d.dev.Name(), "remote", r.Remote, "err", err)
+		n.log.Debug("connection refused", "provider", d.name, "remote", r.Remote, "err", err)
 	}
 	return pd, access, err
 }
@@ -94,7 +94,7 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 		return nil, 0, err
 	}
 	lane := binary.LittleEndian.Uint32(r.Private[len(tok):])
-	if lane&^token.BulkLane >= uint32(g.Lanes) {
+	if lane&^token.BulkLane >= uint32(g.Lanes) && lane != token.ProbeLane {
 		return nil, 0, fmt.Errorf("%w: lane %d of session %d, want below %d", ErrLanes, lane, g.Session, g.Lanes)
 	}
 	access := rdma.AccessRemoteRead

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -65,7 +66,8 @@ type loop struct {
 
 // loopLocked gives the namespace's loop, or nil if nobody needs one.
 func (n *Node) loopLocked(namespace uint32) (*loop, error) {
-	if n.hca == nil || len(n.devices) == 1 || n.mu.loops[namespace] != nil {
+	leans := func(d *device) bool { return !d.isAdapter() }
+	if n.hca == nil || !slices.ContainsFunc(n.devices, leans) || n.mu.loops[namespace] != nil {
 		return n.mu.loops[namespace], nil
 	}
 	pd, err := n.hca.pdLocked(namespace)

@@ -310,7 +310,7 @@ func (n *Node) registerMRs(r *region, pds []*rdma.PD, l *loop) error {
 	for i, d := range n.devices {
 		var old keptKeys
 		for _, k := range r.old {
-			if k.provider == d.dev.Name() && d.dev.Caps().ChoosesKeys {
+			if k.provider == d.name && d.dev.Caps().ChoosesKeys {
 				old = k
 			}
 		}
@@ -319,9 +319,9 @@ func (n *Node) registerMRs(r *region, pds []*rdma.PD, l *loop) error {
 			return fmt.Errorf("index: %w", err)
 		}
 		r.mrs = append(r.mrs, im)
-		if l != nil && d != n.hca {
+		if l != nil && !d.isAdapter() {
 			if err := im.ProxyAtomics(l.on(r.mrs[0])); err != nil { // the adapter's index
-				return fmt.Errorf("leave atomics of %s to the adapter of %s: %w", d.dev.Name(), n.hca.dev.Name(), err)
+				return fmt.Errorf("leave atomics of %s to the adapter of %s: %w", d.name, n.hca.name, err)
 			}
 		}
 		hm, err := regMR(pds[i], r.mem, index, size-index, rdma.AccessRemoteRead|rdma.AccessRemoteWrite, old.heap)
@@ -330,7 +330,7 @@ func (n *Node) registerMRs(r *region, pds []*rdma.PD, l *loop) error {
 		}
 		r.mrs = append(r.mrs, hm)
 		keys = append(keys, &dirpb.RegionKeys{
-			Provider:  d.dev.Name(),
+			Provider:  d.name,
 			IndexRkey: im.RKey(),
 			IndexBase: im.Base(),
 			HeapRkey:  hm.RKey(),

@@ -887,10 +887,11 @@ func (x *Node) GetSilent() bool {
 }
 
 type Endpoint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"` // "shm", "tcp", "verbs"
-	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
-	Atomics       AtomicsBy              `protobuf:"varint,3,opt,name=atomics,proto3,enum=kvd.directory.v1.AtomicsBy" json:"atomics,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "shm", "tcp", "verbs"; "tcp/2" is the second one of tcp. Each has keys of its own.
+	Provider      string    `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	Addr          string    `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
+	Atomics       AtomicsBy `protobuf:"varint,3,opt,name=atomics,proto3,enum=kvd.directory.v1.AtomicsBy" json:"atomics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1876,10 +1877,10 @@ func (x *RetainedArray) GetSegments() uint32 {
 	return 0
 }
 
-// RegionKeys are one region's rkeys at one provider.
+// RegionKeys are one region's rkeys at one endpoint.
 type RegionKeys struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`                      // as of the endpoint
 	IndexRkey     uint64                 `protobuf:"fixed64,2,opt,name=index_rkey,json=indexRkey,proto3" json:"index_rkey,omitempty"` // READ + ATOMIC
 	IndexBase     uint64                 `protobuf:"fixed64,3,opt,name=index_base,json=indexBase,proto3" json:"index_base,omitempty"` // remote address of region offset 0
 	HeapRkey      uint64                 `protobuf:"fixed64,4,opt,name=heap_rkey,json=heapRkey,proto3" json:"heap_rkey,omitempty"`    // READ + WRITE

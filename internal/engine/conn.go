@@ -21,10 +21,12 @@ type conn struct {
 	incarnation uint64
 	version     uint64 // of the map when it was attached
 	dev         int
+	endpoint    string // which the member's keys are of
 	qp          *rdma.QP
 	up          bool
 	asked       bool // Control was told
 	void        bool // of a bulk one: main was lost since, and when the memory node gets the next it ends this one
+	leaving     bool // of a main one: see Leave
 	caps        rdma.Caps
 	wrs         []rdma.WR
 	queued      bool  // in Lane.dirty
@@ -41,7 +43,7 @@ type conn struct {
 	_ cpu.CacheLinePad
 }
 
-// connKeys remembers a member's keys at the connection's provider.
+// connKeys remembers a member's keys at the connection's endpoint.
 type connKeys struct {
 	pg      *PG // nil: nothing remembered
 	replica uint8
@@ -57,8 +59,11 @@ func (l *Lane) connOf(pg *PG, r uint8) *conn {
 	m := &pg.Members[r]
 	if int(m.Node) < len(l.conns) {
 		if c := l.conns[m.Node]; c != nil && c.up {
-			if c.incarnation == m.Incarnation {
+			if c.incarnation == m.Incarnation && !c.leaving {
 				return c
+			}
+			if c.leaving {
+				return nil
 			}
 			l.drop(c)
 		}
@@ -151,8 +156,49 @@ func (l *Lane) drop(c *conn) {
 	} else if b != nil {
 		b.void = b.asked
 	}
-	c.up = false
+	c.up, c.leaving = false, false
 	l.want(c)
+}
+
+// Leave has the lane give up a good connection to a memory node for another one, with the second one there. Nothing is
+// posted on either from now on, and they are dropped when all has ended that was. So no outcome becomes unknown.
+func (l *Lane) Leave(node uint32) {
+	if c := l.connAt(node, false); c != nil && c.up {
+		c.leaving, l.leaving = true, true
+	}
+}
+
+// left drops the connections that are being left and on which nothing is under way.
+func (l *Lane) left() {
+	l.leaving = false
+	for _, c := range l.conns {
+		if c == nil || !c.leaving {
+			continue
+		}
+		if l.uses(c) {
+			l.leaving = true
+			continue
+		}
+		l.drop(c)
+	}
+}
+
+// uses reports whether something is under way on either connection to c's memory node.
+func (l *Lane) uses(c *conn) bool {
+	for _, t := range l.active {
+		if t.flight != nil && t.flight.c == c {
+			return true
+		}
+		if t.state != taskPosted || t.pg == nil {
+			continue
+		}
+		for r := range t.pg.Members {
+			if t.pending&(1<<r) != 0 && t.pg.Members[r].Node == c.node {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Detach hands one of the node's queue pairs back for closing, the second one if bulk. It also gives the incarnation
@@ -240,15 +286,16 @@ func (l *Lane) connsChanged() {
 	l.someSynchronous = any
 }
 
-// Attach installs a connected queue pair on the dev-th device, the second one to the node if bulk. If it is the first
-// one, nothing that the lane posted to the node before can land any more.
-func (l *Lane) Attach(node uint32, bulk bool, incarnation uint64, dev int, qp *rdma.QP) {
+// Attach installs a queue pair that the dev-th device has connected to an endpoint of the node, the second one there if
+// bulk. If it is the first one, nothing that the lane posted to the node before can land any more. endpoint names the
+// keys that are good for the queue pair.
+func (l *Lane) Attach(node uint32, bulk bool, incarnation uint64, dev int, endpoint string, qp *rdma.QP) {
 	c := l.connTo(node)
 	if bulk {
 		c = c.bulkTo()
 		c.seq = 0
 	}
-	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
+	c.incarnation, c.dev, c.endpoint, c.qp, c.up, c.asked = incarnation, dev, endpoint, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
 	l.connsChanged()
 	c.keys, c.version = nil, 0

@@ -163,7 +163,7 @@ func (l *Lane) memberConn(pg *PG, k uint8) *conn {
 	if int(m.Node) >= len(l.conns) {
 		return nil
 	}
-	if c := l.conns[m.Node]; c != nil && c.up && c.incarnation == m.Incarnation {
+	if c := l.conns[m.Node]; c != nil && c.up && !c.leaving && c.incarnation == m.Incarnation {
 		return c
 	}
 	return nil

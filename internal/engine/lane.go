@@ -82,6 +82,7 @@ type Lane struct {
 	acked, quiesced atomic.Uint64 // see Core.Acked; written by ack
 	synchronous     atomic.Bool   // what Synchronous reports; written by connsChanged
 	someSynchronous bool          // a connection at least executes within PostSend
+	leaving         bool          // a connection at least is being left
 }
 
 // LaneStats counts what a lane did.
@@ -214,6 +215,9 @@ func (l *Lane) Pump() bool {
 		} else {
 			moved = true
 		}
+	}
+	if l.leaving {
+		l.left()
 	}
 	l.ack()
 	if invariants.On {

@@ -140,7 +140,7 @@ func (l *Lane) keysOf(c *conn, pg *PG, r uint8) *Keys {
 	}
 	e := &c.keys[pg.ID]
 	if e.pg != pg || e.replica != r {
-		*e = connKeys{pg, r, pg.Members[r].Keys[l.core.opts.Devices[c.dev].Name()]}
+		*e = connKeys{pg, r, pg.Members[r].Keys[c.endpoint]}
 	}
 	return &e.keys
 }

@@ -289,7 +289,7 @@ func (r *rig) attach(node uint32, bulk bool) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.l.Attach(node, bulk, r.nodes[node-1].incarnation, 0, qp)
+	r.l.Attach(node, bulk, r.nodes[node-1].incarnation, 0, "sim", qp)
 }
 
 // disconnect closes the queue pairs to a memory node.

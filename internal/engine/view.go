@@ -9,7 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Keys are one region's keys at one provider.
+// Keys are one region's keys at one endpoint of its memory node.
 type Keys struct {
 	IndexRKey, IndexBase uint64
 	HeapRKey, HeapBase   uint64
@@ -20,7 +20,7 @@ type Member struct {
 	Node        uint32
 	Incarnation uint64
 	Since       uint64          // tells two regions of one incarnation apart
-	Keys        map[string]Keys // by provider
+	Keys        map[string]Keys // by the endpoint's name
 }
 
 // PG is a placement group as a session sees it.

@@ -146,6 +146,7 @@ type Reply struct {
 
 	QP          *rdma.QP // AskDial: connected; the lane's from now on
 	Dev         int      // AskDial: the index of QP's device
+	Endpoint    string   // AskDial: the name of the memory node's endpoint that it reaches
 	Incarnation uint64   // AskDial: of the memory node that QP reaches
 
 	Err error

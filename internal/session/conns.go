@@ -185,7 +185,7 @@ func (a *Agenda) dialed(q Ask, r Reply, now int64) {
 			had.pause = x.pause
 		}
 		a.mu.lately[e] = had
-		q.Lane.Deliver(func(l *engine.Lane) { l.Attach(q.Node, q.Bulk, r.Incarnation, r.Dev, r.QP) })
+		q.Lane.Deliver(func(l *engine.Lane) { l.Attach(q.Node, q.Bulk, r.Incarnation, r.Dev, r.Endpoint, r.QP) })
 	case r.Lost:
 		a.connFailed(q.Lane, e, true, fmt.Errorf("%w: %w", engine.ErrNoConn, r.Err))
 	default:

@@ -41,6 +41,10 @@ const KeySize = 32
 // node.
 const BulkLane = 1 << 31
 
+// ProbeLane is the number, behind a token, of a connection that shows whether a memory node can be reached by an
+// endpoint. It replaces no lane's. Memory nodes of one endpoint a provider need not know it.
+const ProbeLane = 1 << 30
+
 // Grant is what a token says. Every field is signed.
 //
 //	0        4        8          12      14       15       16       24        24+n      56+n
