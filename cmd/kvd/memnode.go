@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/keeper"
@@ -51,9 +52,10 @@ such work, unless janitor is false.`,
 
 // nodeDevices are those by which a memory node is reached.
 type nodeDevices struct {
-	options providers.Options
-	listens []memnode.DeviceListen
-	undo    []func() error // what goes with them
+	options     providers.Options
+	listens     []memnode.DeviceListen
+	rdmaDevices []string       // verbs.Options.Device of those of them that are RDMA adapters
+	undo        []func() error // what goes with them
 }
 
 // listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
@@ -63,23 +65,15 @@ func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsr
 	m := &nodeDevices{
 		options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode),
 			TCPDoor: doors["tcp"], ShmDoor: doors["shm"],
-			TCPSocket: k.socket("tcp"), ShmSocket: k.socket("shm"), ShmCells: k.cells()}}
+			ShmSocket: k.socket("shm"), ShmCells: k.cells()}}
 	if c.ListenVerbs != config.Off {
-		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
-		if err == nil {
-			vo.Door, vo.Socket = doors["verbs"], k.socket("verbs")
-			m.options.Verbs = vo
-			err = m.open("verbs", at, c.AdvertiseVerbs)
-		}
-		switch {
-		case err == nil:
-			if err := checkLimits(int64(c.Memory), 0, true); err != nil {
-				return m, fmt.Errorf("memory %v, which RDMA pins: %w", c.Memory, err)
-			}
-		case c.ListenVerbs == config.Auto && errors.Is(err, providers.ErrUnavailable):
-			log.Warn("RDMA is left out", "reason", err)
-		default:
+		if err := m.openVerbs(c, doors["verbs"], k, log); err != nil {
 			return m, fmt.Errorf("listen-verbs: %w", err)
+		}
+		if n := len(m.listens); n > 0 {
+			if err := checkLimits(int64(c.Memory)*int64(n), 0, true); err != nil {
+				return m, fmt.Errorf("memory %v, which RDMA pins, by each of %d adapters or ports: %w", c.Memory, n, err)
+			}
 		}
 	}
 	shm := c.ShmSocket != config.Off
@@ -104,10 +98,78 @@ func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsr
 			return m, err
 		}
 	}
-	if c.ListenTCP != config.Off {
-		return m, m.open("tcp", c.ListenTCP, c.AdvertiseTCP)
+	if c.ListenTCP == config.Off {
+		return m, nil
+	}
+	advertise := config.List(c.AdvertiseTCP)
+	for i, addr := range config.List(c.ListenTCP) {
+		m.options.TCPSocket = k.socket(dirpb.EndpointName("tcp", i+1))
+		if err := m.open("tcp", addr, nth(advertise, i)); err != nil {
+			return m, err
+		}
 	}
 	return m, nil
+}
+
+// nth is the i-th of all, or empty: it is not given.
+func nth(all []string, i int) string {
+	if i < len(all) {
+		return all[i]
+	}
+	return ""
+}
+
+// openVerbs opens the RDMA adapters and ports that c names. Adapters of which each executes its own atomics leave them
+// to agents, if that is not forbidden: those of one are not atomic with the other's.
+func (m *nodeDevices) openVerbs(c *config.MemNode, door *netsrv.Door, k *kept, log *slog.Logger) error {
+	ways, lacking, err := verbsListens(c, m.options.TLSServer != nil || c.Insecure, log)
+	advertise := config.List(c.AdvertiseVerbs)
+	for i := 0; i < len(ways) && err == nil; i++ {
+		w := ways[i]
+		w.options.Door, w.options.Socket = door, k.socket(dirpb.EndpointName("verbs", i+1))
+		m.options.Verbs = w.options
+		if err = m.open("verbs", w.addr, nth(advertise, i)); err != nil {
+			break
+		}
+		if c.RDMAAtomics == config.Auto && len(ways) > 1 && w.options.Atomics != verbs.AtomicsAgent && m.adaptersDiffer() {
+			log.Info("agents execute the atomics of several RDMA adapters: those of one adapter are not atomic with "+
+				"another one's", "rdma-device", c.RDMADevice)
+			if err = m.close(); err != nil {
+				return err
+			}
+			m.listens = nil
+			for j := range ways {
+				ways[j].options.Atomics = verbs.AtomicsAgent
+			}
+			i = -1
+		}
+	}
+	if c.ListenVerbs == config.Auto && errors.Is(err, providers.ErrUnavailable) {
+		lacking, err = errors.Join(lacking, err), nil
+	}
+	switch {
+	case lacking != nil && len(m.listens) == 0:
+		log.Warn("RDMA is left out", "reason", lacking)
+	case lacking != nil:
+		log.Warn("some of rdma-device are left out", "reason", lacking)
+	}
+	m.rdmaDevices = nil
+	for i := range m.listens {
+		m.rdmaDevices = append(m.rdmaDevices, ways[i].options.Device)
+	}
+	return err
+}
+
+// adaptersDiffer reports whether two of the devices have adapters that execute atomics.
+func (m *nodeDevices) adaptersDiffer() bool {
+	adapters := make(map[string]bool)
+	for _, d := range m.listens {
+		if caps := d.Device.Caps(); caps.AtomicScope == driver.AtomicHCA {
+			adapter, _, _ := strings.Cut(caps.Port, "/")
+			adapters[adapter] = true
+		}
+	}
+	return len(adapters) > 1
 }
 
 func (m *nodeDevices) open(name, addr, advertise string) error {
@@ -268,7 +330,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		return err
 	}
 	if c.Janitor {
-		stopJanitor, err := janitorBeside(web, c, creds, m.options.Verbs.Device, log)
+		stopJanitor, err := janitorBeside(web, c, creds, strings.Join(m.rdmaDevices, ","), log)
 		if err != nil {
 			return err
 		}
@@ -282,7 +344,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		return err
 	}
 	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),
-		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory",
+		"verbs", addressesOf(at, "verbs"), "shm", addressesOf(at, "shm"), "tcp", addressesOf(at, "tcp"), "health", healthAddr, "http", web.Addr(), "memory",
 		c.Memory.String()); err != nil {
 		return err
 	}
@@ -326,7 +388,7 @@ func showMemnode(web *httpd.Server, c *config.MemNode, n *memnode.Node, creds *t
 		return nil, err
 	}
 	web.Chart(memnodeCharts()...)
-	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: c.AdvertiseTCP, tls: creds,
+	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: nth(config.List(c.AdvertiseTCP), 0), tls: creds,
 		directory: c.Directory, identities: c.Identity.Mapping()})
 }
 
@@ -387,29 +449,61 @@ func published(ctx context.Context, dir *dirclient.Client, name string, devices 
 	}
 }
 
-// verbsListen gives where to set up RDMA connections, and which adapter to use.
-func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o verbs.Options, err error) {
-	o = verbs.Options{Device: c.RDMADevice, Logger: log}
-	switch c.RDMAAtomics {
-	case "nic":
-		o.Atomics = verbs.AtomicsNIC
-	case "agent":
-		o.Atomics = verbs.AtomicsAgent
+// addressesOf are those of a provider's endpoints, in their order, with commas between.
+func addressesOf(at map[string]string, provider string) string {
+	var all []string
+	for i := 1; at[dirpb.EndpointName(provider, i)] != ""; i++ {
+		all = append(all, at[dirpb.EndpointName(provider, i)])
 	}
-	if c.ListenVerbs != config.Auto {
-		host, _, err := net.SplitHostPort(c.ListenVerbs)
-		if ip := net.ParseIP(host); err == nil && ip != nil && !ip.IsUnspecified() && !ip.IsLoopback() {
-			o.Near = host
+	return strings.Join(all, ",")
+}
+
+// verbsWay is where RDMA connections of an adapter's port are set up.
+type verbsWay struct {
+	addr    string
+	options verbs.Options
+}
+
+// verbsListens gives where to set up RDMA connections, and which adapters to use; and, where that is chosen, why others
+// are left out.
+func verbsListens(c *config.MemNode, open bool, log *slog.Logger) (ways []verbsWay, lacking, err error) {
+	devices, addrs := config.List(c.RDMADevice), config.List(c.ListenVerbs)
+	for i := range max(len(devices), len(addrs)) {
+		o := verbs.Options{Device: nth(devices, i), Logger: log}
+		switch c.RDMAAtomics {
+		case "nic":
+			o.Atomics = verbs.AtomicsNIC
+		case "agent":
+			o.Atomics = verbs.AtomicsAgent
 		}
-		return c.ListenVerbs, o, err
+		w := verbsWay{addr: nth(addrs, i), options: o}
+		if c.ListenVerbs == config.Auto {
+			if w, err = verbsAuto(o, open); errors.Is(err, providers.ErrUnavailable) {
+				lacking, err = errors.Join(lacking, err), nil
+				continue
+			}
+		} else if host, _, herr := net.SplitHostPort(w.addr); herr != nil {
+			err = herr
+		} else if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() && !ip.IsLoopback() {
+			w.options.Near = host
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		ways = append(ways, w)
 	}
+	return ways, lacking, nil
+}
+
+// verbsAuto chooses the adapter, or its port, and listens at its address.
+func verbsAuto(o verbs.Options, open bool) (verbsWay, error) {
 	devices, err := verbs.Devices()
 	if err != nil {
-		return "", o, err
+		return verbsWay{}, err
 	}
 	best, err := verbs.Choose(devices, &o)
 	if err != nil {
-		return "", o, fmt.Errorf("%w: %w", providers.ErrUnavailable, err)
+		return verbsWay{}, fmt.Errorf("%w: %w", providers.ErrUnavailable, err)
 	}
 	host := "127.0.0.1"
 	if a := best.Addr; open && a.IsValid() &&
@@ -418,5 +512,5 @@ func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o
 	}
 	o.Device = fmt.Sprintf("%s/%d/%d", devices[best.Device].Name, devices[best.Device].Ports[best.Port].Number,
 		best.GID)
-	return net.JoinHostPort(host, "0"), o, nil
+	return verbsWay{net.JoinHostPort(host, "0"), o}, nil
 }

@@ -93,11 +93,11 @@ type MemNode struct {
 	Overcommit     bool     `mapstructure:"overcommit" usage:"lend more memory than the machine or the control group has, at the risk of being killed"`
 	HugePages      string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
 	Lock           bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
-	ListenTCP      string   `mapstructure:"listen-tcp" usage:"address where the tcp provider listens, host:port, or off"`
-	AdvertiseTCP   string   `mapstructure:"advertise-tcp" usage:"what clients dial instead of listen-tcp: a host, or host:port"`
-	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"address where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off"`
-	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port"`
-	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best"`
+	ListenTCP      string   `mapstructure:"listen-tcp" usage:"address where the tcp provider listens, host:port, or off; several, with commas between, are as many endpoints"`
+	AdvertiseTCP   string   `mapstructure:"advertise-tcp" usage:"what clients dial instead of listen-tcp: a host, or host:port; a list as of listen-tcp"`
+	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"address where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off. A list as of rdma-device"`
+	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port; a list as of listen-verbs"`
+	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best. Several, with commas between, are as many endpoints"`
 	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"executor of atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"address where the gRPC health service listens, host:port, or off"`
@@ -119,7 +119,7 @@ type MemNode struct {
 type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best. Several, with commas between, are all used"`
 	Poll       time.Duration `mapstructure:"poll" usage:"pause between two questions for work while there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
@@ -172,7 +172,7 @@ type Gateway struct {
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best. Several, with commas between, are all used"`
 
 	// As for every daemon.
 	HTTPListen string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
@@ -201,7 +201,7 @@ type Broker struct {
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best. Several, with commas between, are all used"`
 
 	// As for every daemon.
 	HTTPListen string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
@@ -365,6 +365,37 @@ func (c *checker) listen(key, value, advertiseKey, advertise string, clear bool)
 	}
 }
 
+// MaxWays is how many endpoints of a provider a memory node has at most.
+const MaxWays = 4
+
+// List takes a list with commas between apart. It has at least one element, which is empty if s is.
+func List(s string) []string {
+	all := strings.Split(s, ",")
+	for i := range all {
+		all[i] = strings.TrimSpace(all[i])
+	}
+	return all
+}
+
+// listens checks addresses to listen at, and as many to tell, or none.
+func (c *checker) listens(key, value, advertiseKey, advertise string, clear bool) {
+	at, told := List(value), List(advertise)
+	if len(at) > MaxWays {
+		c.bad(key, value, "want at most %d addresses", MaxWays)
+	}
+	if advertise != "" && len(told) != len(at) {
+		c.bad(advertiseKey, advertise, "want one for each address of %s, of which there are %d", key, len(at))
+		return
+	}
+	for i, a := range at {
+		tell := ""
+		if advertise != "" {
+			tell = told[i]
+		}
+		c.listen(key, a, advertiseKey, tell, clear)
+	}
+}
+
 func (c *checker) socket(key, value string) {
 	if len(value) > maxSocket {
 		c.bad(key, value, "want at most %d bytes, which is what a socket's path holds", maxSocket)
@@ -525,13 +556,19 @@ func (m *MemNode) Validate() error {
 		c.bad("listen-tcp", m.ListenTCP, "shm-socket and listen-verbs are off too: want at least one way in")
 	}
 	if m.ListenVerbs != Off && m.ListenVerbs != Auto {
-		c.listen("listen-verbs", m.ListenVerbs, "advertise-verbs", m.AdvertiseVerbs, clear)
+		c.listens("listen-verbs", m.ListenVerbs, "advertise-verbs", m.AdvertiseVerbs, clear)
+		if n, at := len(List(m.RDMADevice)), len(List(m.ListenVerbs)); n != at && m.RDMADevice != "" {
+			c.bad("rdma-device", m.RDMADevice, "want an address of listen-verbs for each, there are %d: or auto", at)
+		}
+	}
+	if n := len(List(m.RDMADevice)); n > MaxWays {
+		c.bad("rdma-device", m.RDMADevice, "want at most %d", MaxWays)
 	}
 	if m.RDMAAtomics != Auto && m.RDMAAtomics != "nic" && m.RDMAAtomics != "agent" {
 		c.bad("rdma-atomics", m.RDMAAtomics, "want auto, nic or agent")
 	}
 	if m.ListenTCP != Off {
-		c.listen("listen-tcp", m.ListenTCP, "advertise-tcp", m.AdvertiseTCP, clear)
+		c.listens("listen-tcp", m.ListenTCP, "advertise-tcp", m.AdvertiseTCP, clear)
 	}
 	if m.HealthListen != Off {
 		c.listen("health-listen", m.HealthListen, "", "", clear)

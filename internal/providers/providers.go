@@ -44,7 +44,7 @@ type Options struct {
 	TCPSocket, ShmSocket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
 	ShmCells             shm.Cells
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
-	// provider OpenFor leaves out.
+	// provider OpenFor leaves out. For OpenFor, Device may be several, with commas between.
 	Verbs verbs.Options
 }
 
@@ -95,6 +95,9 @@ func Open(name string, o Options) (*rdma.Device, error) {
 func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 	o.TLSClient = o.Identities.Called(o.TLSClient, identity.MemNode)
 	if provider != "" {
+		if provider == "verbs" {
+			return openVerbs(o)
+		}
 		d, err := Open(provider, o)
 		if err != nil {
 			return nil, err
@@ -102,10 +105,18 @@ func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 		return []*rdma.Device{d}, nil
 	}
 	for _, p := range openers {
-		d, err := p.open(o)
+		var ds []*rdma.Device
+		var err error
+		if p.name == "verbs" {
+			ds, err = openVerbs(o)
+		} else if d, derr := p.open(o); derr != nil {
+			err = derr
+		} else {
+			ds = []*rdma.Device{d}
+		}
 		switch {
 		case err == nil:
-			devices = append(devices, d)
+			devices = append(devices, ds...)
 		case errors.Is(err, ErrUnavailable) && (verbs.Built || o.Verbs.Device == ""):
 			if l := o.Verbs.Logger; l != nil && verbs.Built {
 				l.Info("provider left out", "provider", p.name, "reason", err)
@@ -113,6 +124,31 @@ func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 		default:
 			return nil, fmt.Errorf("%s: %w", p.name, errors.Join(err, Close(devices)))
 		}
+	}
+	return devices, nil
+}
+
+// openVerbs opens the adapters, or their ports, that o.Verbs.Device lists with commas between. Those that are
+// unavailable are left out if there are others.
+func openVerbs(o Options) (devices []*rdma.Device, err error) {
+	var errs []error
+	list := o.Verbs.Device
+	for _, o.Verbs.Device = range strings.Split(list, ",") {
+		o.Verbs.Device = strings.TrimSpace(o.Verbs.Device)
+		d, err := Open("verbs", o)
+		switch {
+		case err == nil:
+			devices = append(devices, d)
+		case !errors.Is(err, ErrUnavailable):
+			return nil, errors.Join(err, Close(devices))
+		default:
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil && len(devices) == 0 {
+		return nil, err
+	} else if l := o.Verbs.Logger; err != nil && l != nil {
+		l.Warn("an RDMA adapter is left out", "reason", err)
 	}
 	return devices, nil
 }

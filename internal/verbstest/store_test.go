@@ -492,13 +492,15 @@ func (s *store) namespaceOf(owner, name string, replicas int, bytes uint64) {
 	}
 }
 
-// client opens a session over the provider named, with the i-th adapter. It is
+// client opens a session over the provider named, with the i-th adapter unless o has devices. It is
 // closed at the test's end.
 func (s *store) client(by string, i int, o client.Options) *client.Client {
 	s.t.Helper()
 	log := new(buffer)
 	o.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	o.Directory, o.Devices = []string{s.addr}, []*rdma.Device{openDevice(s.t, by, i, nil, o.Logger)}
+	if o.Directory = []string{s.addr}; o.Devices == nil {
+		o.Devices = []*rdma.Device{openDevice(s.t, by, i, nil, o.Logger)}
+	}
 	o.Provider = by
 	o.Lanes, o.OpTimeout = cmp.Or(o.Lanes, 1), cmp.Or(o.OpTimeout, patience)
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)

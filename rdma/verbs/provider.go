@@ -276,6 +276,7 @@ func (d *device) setUp() error {
 	}
 	d.caps = driver.Caps{
 		AtomicScope:    driver.AtomicCPU,
+		Port:           fmt.Sprintf("%s/%d", in.Name, d.port.Number),
 		AtomicThenRead: true,
 		TearBytes:      8,
 		MaxMsg:         longestMsg,

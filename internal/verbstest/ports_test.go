@@ -1,0 +1,144 @@
+package verbstest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/testutil"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// setLink takes the network device of the i-th adapter down, or up.
+func setLink(t *testing.T, i int, to string) {
+	t.Helper()
+	// Not by PATH: busybox has an ip of its own.
+	if out, err := exec.Command("/bin/ip", "link", "set", fmt.Sprintf("n%d", i), to).CombinedOutput(); err != nil {
+		t.Fatalf("n%d %s: %v: %s", i, to, err, out)
+	}
+}
+
+// TestTwoPorts takes ports of a memory node and of a client down under load, in turns, and up again. Either has two, so
+// that no operation fails; and all ports come back into use. KVD_PULLS says how often.
+func TestTwoPorts(t *testing.T) {
+	needs(t, "1")
+	needsVerbs(t, "the test of package client has two ports of tcp")
+	pulls := 4
+	if p := os.Getenv("KVD_PULLS"); p != "" {
+		var err error
+		if pulls, err = strconv.Atoi(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newStore(t, 20*time.Second, node{"m1", 0, []string{"--rdma-device", nic(0) + "," + nic(1), "--listen-verbs",
+		host(0) + ":0," + host(1) + ":0"}})
+	s.namespace("default", 1, 64<<20)
+	n := member(s.status().GetMap(), "m1")
+	if len(n.GetEndpoints()) != 2 || endpoint(n, "verbs") == nil || endpoint(n, "verbs/2") == nil {
+		t.Fatalf("endpoints %v", n.GetEndpoints())
+	}
+	c := s.client("verbs", 2, client.Options{Lanes: 2, Devices: []*rdma.Device{openDevice(t, "verbs", 2, nil, nil),
+		openDevice(t, "verbs", 3, nil, nil)}})
+	l := &gapLoad{t: t, c: c, stop: make(chan struct{})}
+	for w := range 2 {
+		l.wg.Go(func() { l.run(w) })
+	}
+	defer l.halt()
+	// Of a lane each connection has another port at both ends.
+	inUse := func() string {
+		used := map[string]int{}
+		for _, p := range c.Stats().Paths {
+			if p.Connections > 0 {
+				used[p.Endpoint]++
+				used[p.Port]++
+			}
+			if p.Err != "" {
+				return fmt.Sprintf("%s to %s: %s", p.Port, p.Endpoint, p.Err)
+			}
+		}
+		if len(used) < 4 {
+			return fmt.Sprintf("in use are %v", used)
+		}
+		return ""
+	}
+	testutil.UntilNone(t, "all ports are in use", inUse)
+	var back time.Duration
+	for i := range pulls {
+		port := 1 + i%2*2 // n1 is the memory node's, n3 the client's
+		setLink(t, port, "down")
+		l.progress(8)
+		setLink(t, port, "up")
+		begin := time.Now()
+		testutil.UntilNone(t, fmt.Sprintf("n%d is in use again", port), inUse)
+		back = max(back, time.Since(begin))
+		l.progress(8)
+	}
+	l.halt()
+	t.Logf("%d pulls, %d operations, %d failed; longest gap %v; all ports were in use again after %v at most", pulls,
+		l.done.Load(), l.failed.Load(), time.Duration(l.gap.Load()), back)
+}
+
+// gapLoad writes and reads short and long values, and notes how long an operation took at most.
+type gapLoad struct {
+	t            *testing.T
+	c            *client.Client
+	stop         chan struct{}
+	once         sync.Once
+	wg           sync.WaitGroup
+	done, failed atomic.Int64
+	gap          atomic.Int64 // nanoseconds
+}
+
+func (l *gapLoad) run(w int) {
+	pace := time.NewTicker(50 * time.Millisecond)
+	defer pace.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-l.stop:
+			return
+		case <-pace.C:
+		}
+		key := fmt.Appendf(nil, "%d-%d", w, i%8)
+		value := bytes.Repeat([]byte{byte(i), byte(w)}, [...]int{50, 40 << 10}[i%2])
+		begin := time.Now()
+		_, err := l.c.Put(context.Background(), key, value, client.PutOptions{})
+		l.judge("put", key, begin, err)
+		begin = time.Now()
+		it, err := l.c.Get(context.Background(), key)
+		if err == nil && !bytes.Equal(it.Value, value) {
+			err = fmt.Errorf("a value of %d bytes that is another", len(it.Value))
+		}
+		l.judge("get", key, begin, err)
+	}
+}
+
+func (l *gapLoad) judge(what string, key []byte, begin time.Time, err error) {
+	took := time.Since(begin).Nanoseconds()
+	for was := l.gap.Load(); took > was && !l.gap.CompareAndSwap(was, took); was = l.gap.Load() {
+	}
+	if err != nil {
+		l.failed.Add(1)
+		l.t.Errorf("%s of %s: %v", what, key, err)
+	}
+	l.done.Add(1)
+}
+
+// progress waits until n more operations have ended.
+func (l *gapLoad) progress(n int64) {
+	l.t.Helper()
+	from := l.done.Load()
+	testutil.Until(l.t, fmt.Sprintf("%d more operations", n), func() bool { return l.done.Load() >= from+n })
+}
+
+func (l *gapLoad) halt() {
+	l.once.Do(func() { close(l.stop) })
+	l.wg.Wait()
+}
