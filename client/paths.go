@@ -57,9 +57,12 @@ type paths struct {
 }
 
 const (
-	// firstDial is how long one way is tried while there are others; lastDial, when all of them took longer.
-	firstDial = 400 * time.Millisecond
+	// firstDial is how long one way is tried while there are others; lastDial, when all of them took longer. Those that are
+	// known to have failed come last, so few dials wait for it.
+	firstDial = time.Second
 	lastDial  = 5 * time.Second
+	// probeWithin is how long a probe may take. It is short, since what is lost on a way that is down is sent again late.
+	probeWithin = 600 * time.Millisecond
 	// probePause is the pause before a way that has failed is probed. It doubles up to probePauseMost with each probe.
 	probePause, probePauseMost = 100 * time.Millisecond, 500 * time.Millisecond
 	// A way that a probe finds to work and that fails within relapse, which is longer than a provider needs to notice, is
@@ -221,15 +224,19 @@ func (s *sess) tendPaths() {
 		case <-tick.C:
 		}
 		due, any := s.paths.due(time.Now(), s.isPath)
-		for _, w := range due {
-			if err := s.probe(w); err != nil {
-				s.c.o.Logger.Debug("a path has not come back", "endpoint", w.endpoint, "addr", w.addr, "err", err)
-				continue
-			}
-			s.paths.works(w)
-			s.c.o.Logger.Info("a path to a memory node works again", "endpoint", w.endpoint, "addr", w.addr, "port",
-				s.c.portText(w.dev))
+		var probes sync.WaitGroup
+		for i, w := range due {
+			probes.Go(func() {
+				if err := s.probe(w, uint32(i%token.ProbeLanes)); err != nil {
+					s.c.o.Logger.Debug("a path has not come back", "endpoint", w.endpoint, "addr", w.addr, "err", err)
+					return
+				}
+				s.paths.works(w)
+				s.c.o.Logger.Info("a path to a memory node works again", "endpoint", w.endpoint, "addr", w.addr, "port",
+					s.c.portText(w.dev))
+			})
 		}
+		probes.Wait()
 		if !s.goHome() && !any && s.paths.rest() {
 			return
 		}
@@ -313,8 +320,9 @@ func (s *sess) goHome() (any bool) {
 	return len(leave) > 0
 }
 
-// probe shows whether a way works: it connects, and READs a page of a region.
-func (s *sess) probe(w path) (err error) {
+// probe shows whether a way works: it connects, and READs a page of a region. number is below token.ProbeLanes, and of
+// those that are under way no other one has it.
+func (s *sess) probe(w path, number uint32) (err error) {
 	d := s.c.o.Devices[w.dev]
 	keys, ok := s.keysBy(w)
 	if !ok {
@@ -336,10 +344,10 @@ func (s *sess) probe(w path) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, mr.Deregister()) }()
-	ctx, cancel := context.WithTimeout(s.ctx, 2*firstDial)
+	ctx, cancel := context.WithTimeout(s.ctx, probeWithin)
 	defer cancel()
 	qp, err := d.Dial(ctx, pd, cq, w.addr, binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()),
-		token.ProbeLane))
+		token.ProbeLane+number))
 	if err != nil {
 		return err
 	}

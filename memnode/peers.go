@@ -94,7 +94,8 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 		return nil, 0, err
 	}
 	lane := binary.LittleEndian.Uint32(r.Private[len(tok):])
-	if lane&^token.BulkLane >= uint32(g.Lanes) && lane != token.ProbeLane {
+	probe := lane >= token.ProbeLane && lane < token.ProbeLane+token.ProbeLanes
+	if lane&^token.BulkLane >= uint32(g.Lanes) && !probe {
 		return nil, 0, fmt.Errorf("%w: lane %d of session %d, want below %d", ErrLanes, lane, g.Session, g.Lanes)
 	}
 	access := rdma.AccessRemoteRead

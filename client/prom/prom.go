@@ -74,6 +74,8 @@ var (
 	epochLag = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may "+
 		"still work in.")
 	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
+	paths       = desc("paths", "Ways to memory nodes, where either end has several ports, by state. A connection avoids "+
+		"those that have failed.", "state")
 )
 
 // usual are the operations of every client. Those of janitors and evictors are shown
@@ -90,7 +92,7 @@ func (x collector) Describe(ch chan<- *prometheus.Desc) {
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
 		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, pins, pinsPassed,
 		pinsOver, pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
-		epochLag, connections,
+		epochLag, connections, paths,
 	} {
 		ch <- d
 	}
@@ -153,4 +155,12 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	for provider, n := range by {
 		gauge(connections, n, provider)
 	}
+	failed := uint64(0)
+	for _, p := range s.Paths {
+		if p.Err != "" {
+			failed++
+		}
+	}
+	gauge(paths, uint64(len(s.Paths))-failed, "up")
+	gauge(paths, failed, "failed")
 }

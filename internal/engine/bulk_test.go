@@ -234,3 +234,37 @@ func TestBulkFailed(t *testing.T) {
 		t.Fatalf("wants connections %v", r.wantConn)
 	}
 }
+
+// A connection that is left takes nothing new, and is given up when what was under way on either queue pair has ended:
+// no outcome is unknown.
+func TestLeave(t *testing.T) {
+	r := newBulkRig(t)
+	long, short := r.request(index.Put, "b", bulky+"2"), r.request(index.Put, "a", "2")
+	r.l.Start(long)
+	r.l.Pump()
+	r.l.Leave(1)
+	r.l.Start(short)
+	r.l.Pump()
+	if long.IsDone() || len(r.wantConn)+len(r.wantBulk) > 0 {
+		t.Fatalf("wants connections %v and %v while a PUT is under way: %v", r.wantConn, r.wantBulk, !long.IsDone())
+	}
+	if w := short.Waiting(); w != index.Post {
+		t.Fatalf("a PUT that comes later waits for %v", w)
+	}
+	r.fireOn(r.qps(1)[1])
+	if !slices.Equal(r.wantBulk, []uint32{1}) || !slices.Equal(r.wantConn, []uint32{1}) {
+		t.Fatalf("wants connections %v and %v", r.wantConn, r.wantBulk)
+	}
+	r.connect(1)
+	r.settleLane()
+	for _, x := range []*engine.Task{long, short} {
+		if _, err := r.answer(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := r.l.Stats.Unknown; n != 0 {
+		t.Errorf("%d unknown outcomes", n)
+	}
+	r.get("a", "2")
+	r.get("b", bulky+"2")
+}

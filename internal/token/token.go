@@ -41,9 +41,12 @@ const KeySize = 32
 // node.
 const BulkLane = 1 << 31
 
-// ProbeLane is the number, behind a token, of a connection that shows whether a memory node can be reached by an
-// endpoint. It replaces no lane's. Memory nodes of one endpoint a provider need not know it.
-const ProbeLane = 1 << 30
+// ProbeLane is the first of ProbeLanes numbers, behind a token, of connections that show whether a memory node can be
+// reached by an endpoint. They replace no lane's. Memory nodes of one endpoint a provider need not know them.
+const (
+	ProbeLane  = 1 << 30
+	ProbeLanes = 16
+)
 
 // Grant is what a token says. Every field is signed.
 //

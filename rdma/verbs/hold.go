@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -36,6 +37,8 @@ type holdQueue struct {
 	sendOver bool
 	replied  bool
 	reply    atomicReply
+	// doubts fires while a reply is overdue; nil: no atomic was asked for yet. See doubt.
+	doubts *time.Timer
 }
 
 func newHoldQueue(q *qp) *holdQueue {
@@ -63,6 +66,9 @@ func newAgentQueue(q *qp) (*holdQueue, error) {
 func (h *holdQueue) free() error {
 	if !h.byAgent {
 		return nil
+	}
+	if h.doubts != nil {
+		h.doubts.Stop()
 	}
 	return h.ms.free()
 }
@@ -155,6 +161,31 @@ func (h *holdQueue) request(i int, number uint64) {
 	x.local, x.len, x.lkey = h.ms.addr(recvBuffers), requestSize, C.uint32_t(h.ms.r.LKey())
 	q.reported = number + 1
 	h.atomic, h.waiting, h.sendOver, h.replied = number, true, false, false
+	if d := q.d.o.PeerTimeout / 2; h.doubts == nil {
+		h.doubts = time.AfterFunc(d, h.doubt)
+	} else {
+		h.doubts.Reset(d)
+	}
+}
+
+// doubt asks whether the peer is there, while an agent's reply is overdue. The request has been acknowledged, so that
+// the adapter has nothing under way, and would never say that replies cannot come any more.
+func (h *holdQueue) doubt() {
+	q := h.q
+	q.cq.mu.Lock()
+	defer q.cq.mu.Unlock()
+	if !h.waiting || h.replied || q.State() != driver.StateRTS {
+		return
+	}
+	h.doubts.Reset(q.d.o.PeerTimeout / 2)
+	if !h.sendOver {
+		return
+	}
+	var done C.int
+	if C.kvd_post(q.c, &q.wrs[0], &q.more[0], C.int(h.marker()), q.scratch, &done) != 0 {
+		q.failLocked()
+	}
+	q.cq.signal() // whoever waits looks, and arms it
 }
 
 // sent takes the completion of WR at.
