@@ -369,7 +369,7 @@ type Stats struct {
 	// client nor the memory node's own device. Examples are "shm", "tcp (CAS proxied to the adapter)" and "verbs
 	// (CAS by the memory node's agent)".
 	Connections map[string]string
-	// Paths are the ways to memory nodes by providers of which either end has several ports, by memory node. Others are
+	// Paths are the ways to memory nodes where either end has several ports of a provider, by memory node. Others are
 	// not listed.
 	Paths []PathStats
 }

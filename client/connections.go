@@ -55,8 +55,8 @@ func (s *sess) dialOnce(ask session.Ask) {
 }
 
 // closeQP closes a queue pair, without waiting for its peer once that is declared
-// lost. Nor does it wait long where there is another way: the memory node fences the queue pair before it takes the next
-// one of the lane.
+// lost. Nor does it wait long where there is another way: the memory node fences the queue pair before it takes the
+// next one of the lane.
 func (s *sess) closeQP(ask session.Ask) {
 	patience := s.leftPath(ask)
 	closed := make(chan struct{})
@@ -71,7 +71,8 @@ func (s *sess) closeQP(ask session.Ask) {
 		case <-closed:
 			return
 		case <-t.C:
-			if !s.agenda.Has(ask.Node, ask.Incarnation, ask.Version) || patience != 0 && time.Since(begin) > patience {
+			given := !s.agenda.Has(ask.Node, ask.Incarnation, ask.Version)
+			if given || patience != 0 && time.Since(begin) > patience {
 				_ = ask.QP.Abort()
 				<-closed
 				return

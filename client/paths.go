@@ -19,7 +19,6 @@ import (
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 // path is a way from a client to a memory node: one of its devices, and one of the endpoints of the memory node's
@@ -57,16 +56,17 @@ type paths struct {
 }
 
 const (
-	// firstDial is how long one way is tried while there are others; lastDial, when all of them took longer. Those that are
-	// known to have failed come last, so few dials wait for it.
+	// firstDial is how long one way is tried while there are others; lastDial, when all of them took longer. Those that
+	// are known to have failed come last, so few dials wait for it.
 	firstDial = time.Second
 	lastDial  = 5 * time.Second
-	// probeWithin is how long a probe may take. It is short, since what is lost on a way that is down is sent again late.
+	// probeWithin is how long a probe may take. It is short, since what is lost on a way that is down is sent again
+	// late.
 	probeWithin = 600 * time.Millisecond
 	// probePause is the pause before a way that has failed is probed. It doubles up to probePauseMost with each probe.
 	probePause, probePauseMost = 100 * time.Millisecond, 500 * time.Millisecond
-	// A way that a probe finds to work and that fails within relapse, which is longer than a provider needs to notice, is
-	// left alone for restPause. That doubles up to restMost.
+	// A way that a probe finds to work and that fails within relapse, which is longer than a provider needs to notice,
+	// is left alone for restPause. That doubles up to restMost.
 	relapse             = 700 * time.Millisecond
 	restPause, restMost = time.Second, 16 * time.Second
 	// abortAfter is how long a queue pair that a lane gives up may take to close where there is another way.
@@ -74,8 +74,8 @@ const (
 )
 
 // waysTo gives the ways to a memory node in the order in which a connection of the lane is to try them, and why others
-// are none. Providers come as in Options.Devices. Of one provider the lanes' first connections are spread over the ways,
-// and a lane's second one has another port at both ends, where there is one. Ways that have failed come last.
+// are none. Providers come as in Options.Devices. The lanes' first connections are spread over a provider's ways.
+// A lane's second one has another port at both ends, where there is one. Ways that have failed come last.
 func (s *sess) waysTo(n *dirpb.Node, lane uint32, bulk bool) (ways []path, why []error) {
 	k := int(lane)
 	if bulk {
@@ -364,8 +364,8 @@ func (s *sess) probe(w path, number uint32) (err error) {
 			return ctx.Err()
 		}
 	}
-	if wcs[0].Status != driver.Success {
-		return &rdma.WCError{WC: wcs[0]}
+	if e := (&rdma.WCError{WC: wcs[0]}); e.Applied() != rdma.Yes {
+		return e
 	}
 	return nil
 }
@@ -402,7 +402,7 @@ func (s *sess) leftPath(ask session.Ask) time.Duration {
 	if !ok || n == nil {
 		return 0
 	}
-	if ask.QP.State() == driver.StateErr {
+	if ask.QP.State() == rdma.StateErr {
 		s.pathFails(w, errBroke)
 	}
 	if ways, _ := s.waysTo(n, l.lane, l.bulk); len(ways) > 1 {

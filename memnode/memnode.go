@@ -72,9 +72,9 @@ type Options struct {
 	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over
 	// shm in the client's name, when it is first used.
 	Populate bool
-	// Devices serve the regions, each at its own address: at least one. Several of one provider, other than shm, are as many
-	// ways to the same memory: ports of one adapter, or adapters whose atomics CPUs can be beside. A device whose adapter
-	// executes atomics goes with others of that adapter and with tcp alone, which then leaves its atomics to that adapter.
+	// Devices serve the regions, each at its own address: at least one. Several of one provider, which may not be shm,
+	// are as many ways to the same memory. A device whose adapter executes atomics goes with other ports of that
+	// adapter, and with tcp, which then leaves its atomics to that adapter.
 	Devices []DeviceListen
 	// Directory is asked for work. Required.
 	Directory Directory

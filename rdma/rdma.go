@@ -61,6 +61,9 @@ const (
 	AccessLocal        = driver.AccessLocal
 )
 
+// StateErr is the QPState of a queue pair that has failed.
+const StateErr = driver.StateErr
+
 // LeastWholeBytes is a Caps.WholeBytes that every provider has.
 const LeastWholeBytes = driver.LeastWholeBytes
 

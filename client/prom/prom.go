@@ -74,8 +74,8 @@ var (
 	epochLag = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may "+
 		"still work in.")
 	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
-	paths       = desc("paths", "Ways to memory nodes, where either end has several ports, by state. A connection avoids "+
-		"those that have failed.", "state")
+	paths       = desc("paths", "Ways to memory nodes, where either end has several ports, by state. A connection "+
+		"avoids those that have failed.", "state")
 )
 
 // usual are the operations of every client. Those of janitors and evictors are shown

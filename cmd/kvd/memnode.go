@@ -72,7 +72,7 @@ func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsr
 		}
 		if n := len(m.listens); n > 0 {
 			if err := checkLimits(int64(c.Memory)*int64(n), 0, true); err != nil {
-				return m, fmt.Errorf("memory %v, which RDMA pins, by each of %d adapters or ports: %w", c.Memory, n, err)
+				return m, fmt.Errorf("memory %v, which RDMA pins for each of %d ports: %w", c.Memory, n, err)
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func (m *nodeDevices) openVerbs(c *config.MemNode, door *netsrv.Door, k *kept, l
 		if err = m.open("verbs", w.addr, nth(advertise, i)); err != nil {
 			break
 		}
-		if c.RDMAAtomics == config.Auto && len(ways) > 1 && w.options.Atomics != verbs.AtomicsAgent && m.adaptersDiffer() {
+		if c.RDMAAtomics == config.Auto && w.options.Atomics != verbs.AtomicsAgent && m.adaptersDiffer() {
 			log.Info("agents execute the atomics of several RDMA adapters: those of one adapter are not atomic with "+
 				"another one's", "rdma-device", c.RDMADevice)
 			if err = m.close(); err != nil {
@@ -160,16 +160,15 @@ func (m *nodeDevices) openVerbs(c *config.MemNode, door *netsrv.Door, k *kept, l
 	return err
 }
 
-// adaptersDiffer reports whether two of the devices have adapters that execute atomics.
+// adaptersDiffer reports whether an adapter executes atomics that are not atomic with those of another device.
 func (m *nodeDevices) adaptersDiffer() bool {
-	adapters := make(map[string]bool)
+	adapters, hca := make(map[string]bool), false
 	for _, d := range m.listens {
-		if caps := d.Device.Caps(); caps.AtomicScope == driver.AtomicHCA {
-			adapter, _, _ := strings.Cut(caps.Port, "/")
-			adapters[adapter] = true
-		}
+		adapter, _, _ := strings.Cut(d.Device.Caps().Port, "/")
+		adapters[adapter] = true
+		hca = hca || d.Device.Caps().AtomicScope == driver.AtomicHCA
 	}
-	return len(adapters) > 1
+	return hca && len(adapters) > 1
 }
 
 func (m *nodeDevices) open(name, addr, advertise string) error {
@@ -344,7 +343,8 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		return err
 	}
 	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),
-		"verbs", addressesOf(at, "verbs"), "shm", addressesOf(at, "shm"), "tcp", addressesOf(at, "tcp"), "health", healthAddr, "http", web.Addr(), "memory",
+		"verbs", addressesOf(at, "verbs"), "shm", addressesOf(at, "shm"), "tcp", addressesOf(at, "tcp"),
+		"health", healthAddr, "http", web.Addr(), "memory",
 		c.Memory.String()); err != nil {
 		return err
 	}
@@ -388,8 +388,8 @@ func showMemnode(web *httpd.Server, c *config.MemNode, n *memnode.Node, creds *t
 		return nil, err
 	}
 	web.Chart(memnodeCharts()...)
-	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: nth(config.List(c.AdvertiseTCP), 0), tls: creds,
-		directory: c.Directory, identities: c.Identity.Mapping()})
+	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: nth(config.List(c.AdvertiseTCP), 0),
+		tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
 }
 
 // janitorBeside runs a janitor in the memory node's process until stop is called; device is the RDMA device that it may

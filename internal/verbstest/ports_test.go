@@ -45,8 +45,8 @@ func TestTwoPorts(t *testing.T) {
 	if len(n.GetEndpoints()) != 2 || endpoint(n, "verbs") == nil || endpoint(n, "verbs/2") == nil {
 		t.Fatalf("endpoints %v", n.GetEndpoints())
 	}
-	c := s.client("verbs", 2, client.Options{Lanes: 2, OpTimeout: 10 * time.Second, Devices: []*rdma.Device{openDevice(t, "verbs", 2, nil, nil),
-		openDevice(t, "verbs", 3, nil, nil)}})
+	c := s.client("verbs", 2, client.Options{Lanes: 2, OpTimeout: 10 * time.Second,
+		Devices: []*rdma.Device{openDevice(t, "verbs", 2, nil, nil), openDevice(t, "verbs", 3, nil, nil)}})
 	l := &gapLoad{t: t, c: c, stop: make(chan struct{})}
 	for w := range 2 {
 		l.wg.Go(func() { l.run(w) })
@@ -108,21 +108,21 @@ func (l *gapLoad) run(w int) {
 			return
 		case <-pace.C:
 		}
-		key := fmt.Appendf(nil, "%d-%d", w, i%8)
+		key := fmt.Appendf(nil, "%d-%d", w, i%64)
 		value := bytes.Repeat([]byte{byte(i), byte(w)}, [...]int{50, 40 << 10}[i%2])
 		begin := time.Now()
 		_, err := l.c.Put(context.Background(), key, value, client.PutOptions{})
-		l.judge("put", key, begin, err)
+		l.judgeResult("put", key, begin, err)
 		begin = time.Now()
 		it, err := l.c.Get(context.Background(), key)
 		if err == nil && !bytes.Equal(it.Value, value) {
 			err = fmt.Errorf("a value of %d bytes that is another", len(it.Value))
 		}
-		l.judge("get", key, begin, err)
+		l.judgeResult("get", key, begin, err)
 	}
 }
 
-func (l *gapLoad) judge(what string, key []byte, begin time.Time, err error) {
+func (l *gapLoad) judgeResult(what string, key []byte, begin time.Time, err error) {
 	took := time.Since(begin).Nanoseconds()
 	for was := l.gap.Load(); took > was && !l.gap.CompareAndSwap(was, took); was = l.gap.Load() {
 	}

@@ -155,8 +155,8 @@ func (a AtomicScope) String() string {
 // open.
 type Caps struct {
 	AtomicScope AtomicScope
-	// Port names an adapter and its port, ADAPTER/PORT; empty: the device is of no adapter. With AtomicHCA, atomics through
-	// all ports of one adapter are atomic with each other.
+	// Port names an adapter and its port, ADAPTER/PORT; empty: the device is of no adapter. With AtomicHCA, atomics
+	// through all ports of one adapter are atomic with each other.
 	Port string
 	// AtomicThenRead: a READ posted behind an atomic on one QP sees its effect
 	// without Fence.
