@@ -125,7 +125,7 @@ func (c *cl) quickly(lane int, rs []*running) {
 	ops := make([]*engine.Op, len(rs))
 	for i, r := range rs {
 		o := &r.t.Op
-		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check,
+		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Pinned: o.Pinned, Hash: o.Hash, Check: o.Check,
 			Asker: r}
 	}
 	l.Hinted(ops)
