@@ -83,8 +83,8 @@ func (w *World) unpins(c *cl, ev *evicting, x layout.Word, rec *layout.Record) {
 
 // pinsWide are random scopes with values that are pinned when they are put, all or some of them.
 var pinsWide = map[string]Config{
-	"pins": {Cache: true, Pins: 0xb6, PinQuota: 0.6, Clock: 3, Crashes: 1, Pauses: 1, Deadlines: 1, Failures: 1, Epochs: 6,
-		Units: 6, WritePieces: 2, Scripts: [][]Step{
+	"pins": {Cache: true, Pins: 0xb6, PinQuota: 0.6, Clock: 3, Crashes: 1, Pauses: 1, Deadlines: 1, Failures: 1,
+		Epochs: 6, Units: 6, WritePieces: 2, Scripts: [][]Step{
 			{k(Put, 0), k(Evict, 0), k(Put, 2), k(Evict, 0), k(Get, 0)},
 			{k(Evict, 0), k(PutEx, 0), k(Evict, 0), k(GetIf, 0), k(CAS, 0)},
 			{k(Del, 0), k(Add, 0), k(Get, 2), k(Evict, 2), k(Put, 0)}},
@@ -95,8 +95,8 @@ var pinsWide = map[string]Config{
 			{k(Evict, 0), k(Del, 0), k(Put, 0), k(Get, 0)},
 			{k(Get, 0), k(Evict, 0), k(Incr, 0), k(Evict, 0)}},
 		Setup: one, Warm: true},
-	"pins-long": {Cache: true, Pins: 0xff, PinQuota: 1, Long: 0x5a, Clock: 2, Crashes: 1, Failures: 1, Epochs: 4, Units: 64,
-		Scripts: [][]Step{
+	"pins-long": {Cache: true, Pins: 0xff, PinQuota: 1, Long: 0x5a, Clock: 2, Crashes: 1, Failures: 1, Epochs: 4,
+		Units: 64, Scripts: [][]Step{
 			{k(Put, 0), k(Evict, 0), k(Put, 0), k(Evict, 0)},
 			{k(Evict, 0), k(CAS, 0), k(Evict, 0), k(Get, 0)}},
 		Setup: one, Warm: true},
@@ -141,7 +141,9 @@ func TestPins(t *testing.T) {
 				}
 				w.runRandom(seed)
 				err = w.Finish()
-				all.spared, all.broken, all.over = all.spared+w.pins.spared, all.broken+w.pins.broken, all.over+w.pins.over
+				all.spared += w.pins.spared
+				all.broken += w.pins.broken
+				all.over += w.pins.over
 				w.Close()
 				if err != nil {
 					t.Fatalf("%s\n%v", replayHint(name, sync, seed), err)
