@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -42,6 +43,8 @@ type machine struct {
 	asked    []verbs.DeviceInfo // from libibverbs
 	askedErr error
 	denied   map[string]bool
+	stats    map[string]uint64 // every interface's, of ethtool
+	dcb      *DCB              // likewise
 }
 
 // newMachine is one without adapters, on which nothing is wrong.
@@ -90,7 +93,19 @@ sys/class/net/
 			return nil
 		},
 		SharedMemory: func() error { return nil },
-		CPUs:         8,
+		Ethtool: func(string) (map[string]uint64, error) {
+			if m.stats == nil {
+				return nil, syscall.EOPNOTSUPP
+			}
+			return m.stats, nil
+		},
+		DCB: func(string) (DCB, error) {
+			if m.dcb == nil {
+				return DCB{}, syscall.EOPNOTSUPP
+			}
+			return *m.dcb, nil
+		},
+		CPUs: 8,
 	}
 	return m
 }
@@ -150,6 +165,22 @@ func (m *machine) setUp(t *testing.T, d *datadriven.TestData) {
 			m.s.Memlock = func() (uint64, uint64, error) { return number(a.Vals[0]), number(a.Vals[1]), nil }
 		case "deny":
 			m.denied[a.Vals[0]] = true
+		case "ethtool": // name:value
+			m.stats = map[string]uint64{}
+			for _, v := range a.Vals {
+				name, n, _ := strings.Cut(v, ":")
+				m.stats[name] = number(n)
+			}
+		case "pfc": // bits of priorities
+			m.dcb = cmp.Or(m.dcb, &DCB{})
+			m.dcb.PFC = uint8(number(a.Vals[0]))
+		case "dscp": // dscp:priority
+			m.dcb = cmp.Or(m.dcb, &DCB{})
+			m.dcb.DSCP = map[int]uint8{}
+			for _, v := range a.Vals {
+				dscp, prio, _ := strings.Cut(v, ":")
+				m.dcb.DSCP[int(number(dscp))] = uint8(number(prio))
+			}
 		case "no-memfd":
 			m.s.SharedMemory = func() error { return errors.New("memfd_create: permission denied") }
 		case "library": // what libibverbs says: "none", or mtu and atomics of each adapter

@@ -52,6 +52,8 @@ func Local(o verbs.Options) System {
 			}
 			return errors.Join(err, m.Free())
 		},
-		CPUs: runtime.NumCPU(),
+		Ethtool: readEthtool,
+		DCB:     readDCB,
+		CPUs:    runtime.NumCPU(),
 	}
 }
