@@ -81,7 +81,9 @@ type System struct {
 	// Ethtool gives the statistics of an interface's driver, DCB its data center bridging.
 	Ethtool func(dev string) (map[string]uint64, error)
 	DCB     func(dev string) (DCB, error)
-	CPUs    int
+	// Interfaces gives name, MTU and addresses of the network interfaces.
+	Interfaces func() ([]Interface, error)
+	CPUs       int
 }
 
 // Providers are the names that Examine takes.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -104,6 +105,9 @@ sys/class/net/
 				return DCB{}, syscall.EOPNOTSUPP
 			}
 			return *m.dcb, nil
+		},
+		Interfaces: func() ([]Interface, error) {
+			return []Interface{{Name: "ens1np0", MTU: 9000, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}}}, nil
 		},
 		CPUs: 8,
 	}
@@ -216,14 +220,14 @@ func (m *machine) setUp(t *testing.T, d *datadriven.TestData) {
 
 func (m *machine) examine() []Finding { return Examine(m.s, m.provider) }
 
-// Each file of testdata describes machines and what is said of them: all of it, or
+// Each file of testdata/machines describes machines and what is said of them: all of it, or
 // after "machine" what is not said of one where nothing is wrong as well.
 func TestMachines(t *testing.T) {
 	plain := map[Finding]bool{}
 	for _, f := range newMachine().examine() {
 		plain[f] = true
 	}
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/machines", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			m := newMachine()
 			m.setUp(t, d)
@@ -277,7 +281,7 @@ func TestHostileFiles(t *testing.T) {
 		}
 	}
 	n := 0
-	paths, err := filepath.Glob("testdata/*")
+	paths, err := filepath.Glob("testdata/machines/*")
 	if err != nil {
 		t.Fatal(err)
 	}
