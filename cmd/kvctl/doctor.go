@@ -25,10 +25,11 @@ func (a *app) doctorCommand() *cobra.Command {
 			"  warn  something that is there does not work, or not well\n" +
 			"  FAIL  a provider that must work does not: shm and tcp, or the one that\n" +
 			"        --provider names\n\n" +
-			"Exit status 1 if something is FAIL. A machine without an adapter fails with\n--provider verbs only.\n\n" +
+			"Exit status 1 if something is FAIL. A machine without an adapter fails with\n" +
+			"--provider verbs only.\n\n" +
 			"--against HOST measures the way to another machine, on which kvctl doctor --serve\nruns: " +
-			"a ping-pong and each verb's bandwidth. It tells what was lost\nmeanwhile, and compares MTUs and versions " +
-			"of RoCE. It works over tcp too, without an\nadapter.",
+			"a ping-pong and each verb's bandwidth. It tells what was lost\nmeanwhile, and compares MTUs and " +
+			"versions of RoCE. It works over tcp too, without an\nadapter.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {

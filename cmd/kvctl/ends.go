@@ -179,8 +179,8 @@ func (a *app) against(ctx context.Context, target string) (findings []doctor.Fin
 			if r.Bytes <= 8 {
 				rate = fmt.Sprintf("%.0f a second", r.VerbsPerSec)
 			}
-			add(doctor.OK, r.Provider+" "+r.Verb, fmt.Sprintf("%s: median %.1f µs, p99 %.1f µs, %s", units.Bytes(r.Bytes),
-				float64(r.MedianNanos)/1e3, float64(r.P99Nanos)/1e3, rate), "")
+			add(doctor.OK, r.Provider+" "+r.Verb, fmt.Sprintf("%s: median %.1f µs, p99 %.1f µs, %s",
+				units.Bytes(r.Bytes), float64(r.MedianNanos)/1e3, float64(r.P99Nanos)/1e3, rate), "")
 		}
 		if err != nil {
 			a.notMeasured(f[0], err, add)
