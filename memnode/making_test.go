@@ -157,5 +157,8 @@ func TestRegisteringAside(t *testing.T) {
 		return len(s) == 1 && s[0].PG == 1 && !s[0].Published
 	})
 	close(slow.goOn)
-	dir.until("the first region gone", func() bool { s := n.Stats(); return len(s.Regions) == 0 && s.RegisteredBytes == 0 })
+	dir.until("the first region gone", func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 0 && s.RegisteredBytes == 0
+	})
 }

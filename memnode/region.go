@@ -257,7 +257,7 @@ func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.Want
 }
 
 // prepare writes the header of r, which has memory, and registers it with every device. Nobody else knows r, and others
-// may be prepared at the same time. What is registered when it fails is for drop.
+// may be prepared at the same time. After an error drop takes back its keys.
 func (n *Node) prepare(reg *registration, r *region, retained bool) error {
 	pds, l, err := n.domains(r.want.GetNamespaceId())
 	if err != nil {

@@ -28,9 +28,9 @@ var taking struct {
 	bytes int64
 }
 
-// inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. Several parts are
-// done at once then. It refuses what there is no room for, before it begins and before each part: the kernel would end
-// a process for it, and perhaps this one. Huge pages have a pool of their own.
+// inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. Several parts
+// are done at once then. It refuses what there is no room for, before it begins and before each part: the kernel would
+// end a process for it, and perhaps this one. Huge pages have a pool of their own.
 func inParts(size, page int64, turn func(take func() error) error, do func(off, n int64) error) error {
 	if turn == nil {
 		return do(0, size)

@@ -77,7 +77,8 @@ func TestPopulate(t *testing.T) {
 				}
 				enough := errors.New("enough")
 				o.Populate = func(take func() error) error { parts.Add(1); return enough }
-				if m, err := Alloc(size, o); m != nil || !errors.Is(err, enough) || parts.Load() < 3 || parts.Load() > 4 {
+				if m, err := Alloc(size, o); m != nil || !errors.Is(err, enough) || parts.Load() < 3 ||
+					parts.Load() > 4 {
 					t.Errorf("memory %v, %v after %d parts", m, err, parts.Load())
 				}
 				if n := kB(t, "VmLck"); n != before || taking.bytes != 0 {

@@ -72,3 +72,18 @@ func Spans(m *dirpb.Map, namespace uint32) []*Span {
 	})
 	return all
 }
+
+// Registered is how many bytes of the regions that a memory node is to have are registered there. The rest waits for
+// pages, or for adapters to pin them. Members of a version that tells no boots count as registered.
+func Registered(m *dirpb.Map, n *dirpb.Node) uint64 {
+	missing := uint64(0)
+	for _, p := range m.GetPgs() {
+		for _, mb := range append(slices.Clone(p.GetMembers()), p.GetPlanned(), p.GetLeaving()) {
+			if mb.GetNodeId() == n.GetId() && mb.GetIncarnation() == n.GetIncarnation() && mb.GetBoot() == 0 &&
+				n.GetBoot() != 0 && p.GetState() != dirpb.PGState_PG_LOST {
+				missing += p.GetRegionBytes()
+			}
+		}
+	}
+	return n.GetUsedBytes() - min(missing, n.GetUsedBytes())
+}

@@ -53,3 +53,33 @@ func TestDoctorAgainst(t *testing.T) {
 	}
 	mend()
 }
+
+// Registration with an adapter is measured, of pages that are there and of pages that it takes.
+func TestPerfRegister(t *testing.T) {
+	needs(t, "1")
+	needsVerbs(t, "it is about adapters")
+	out, stderr, status := run(t, filepath.Join(bin, "kvctl"), "-o", "json", "--provider", "verbs", "--rdma-device",
+		nic(0), "perf", "--register=64MiB")
+	var r struct {
+		Registrations []struct {
+			Pages    string
+			Threads  int
+			Register float64 `json:"register_seconds_per_gib"`
+			Missing  string
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
+		t.Fatalf("status %d, %v: %s%s", status, err, out, stderr)
+	}
+	seen := map[string]bool{}
+	for _, x := range r.Registrations {
+		seen[x.Pages] = true
+		if x.Missing == "" && x.Register <= 0 {
+			t.Errorf("%+v", x)
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("measured %v", r.Registrations)
+	}
+	t.Log(out)
+}
