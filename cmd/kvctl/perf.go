@@ -119,9 +119,10 @@ func (a *app) perfRegister(ctx context.Context, provider, size string) error {
 			continue
 		}
 		s := func(sec float64) string { return strconv.FormatFloat(sec, 'f', 4, 64) }
-		rows = append(rows, row{r.Pages, r.Threads, s(r.Alloc), s(r.Register), s(r.Deregister), s(r.Alloc + r.Register)})
+		rows = append(rows, row{r.Pages, r.Threads, s(r.Alloc), s(r.Register), s(r.Alloc + r.Register),
+			s(r.Deregister)})
 	}
-	a.printTable(row{"Pages", "Threads", "Take s/GiB", "Register s/GiB", "Deregister s/GiB", "Take and register s/GiB"}, rows)
+	a.printTable(row{"Pages", "Threads", "Take s/GiB", "Register s/GiB", "Both s/GiB", "Deregister s/GiB"}, rows)
 	for _, m := range missing {
 		fmt.Fprintln(a.stdout, m)
 	}
