@@ -168,6 +168,18 @@ func TestDoctorAgainst(t *testing.T) {
 	}
 }
 
+// Certificates that are not there are this end's fault, and no finding about the other.
+func TestDoctorAgainstNoCertificates(t *testing.T) {
+	for _, args := range [][]string{{"--against", "192.0.2.1"}, {"--serve"}} {
+		var out, errs bytes.Buffer
+		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--tls-ca",
+			"/nonexistent", "--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"}, args...))
+		if code != exitOther || out.Len() > 0 || !strings.Contains(errs.String(), "/nonexistent") {
+			t.Errorf("%v: status %d: %s%s", args, code, out.String(), errs.String())
+		}
+	}
+}
+
 // A stranger at the other end is told apart, and sends nobody elsewhere.
 func TestDoctorAgainstStranger(t *testing.T) {
 	for answer, want := range map[string]string{

@@ -144,6 +144,9 @@ func (a *app) against(ctx context.Context, target string) (findings []doctor.Fin
 	if a.tlsCA == "" && !a.insecure && !isLoopback(addr) {
 		return nil, nil, usagef("--against %s is not a loopback address: want TLS flags, or --insecure", target)
 	}
+	if _, err := a.tlsConfig(); err != nil {
+		return nil, nil, err // it says nothing of the other end
+	}
 	group := "against " + addr
 	add := func(l doctor.Level, check, found, advice string) {
 		findings = append(findings, doctor.Finding{Group: group, Check: check, Level: l, Found: oneLine(found),
