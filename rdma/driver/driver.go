@@ -220,9 +220,9 @@ type AllocOptions struct {
 	// providers refuse it.
 	File *os.File
 	// Populate, if not nil, has all pages taken from the system before Alloc returns, in the name of this
-	// process. It is called for one part after the other, of 32 MiB or one huge page, and calls take in its
-	// turn. An error, take's or its own, ends Alloc, and nothing stays. Nil: a page is taken when somebody first
-	// touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
+	// process. It is called for each part, of 32 MiB or one huge page, by up to four goroutines at once. It calls
+	// take in its turn. An error, take's or its own, ends Alloc, and nothing stays. Nil: a page is taken when
+	// somebody first touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
 	Populate func(take func() error) error
 }
 
