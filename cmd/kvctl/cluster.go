@@ -132,7 +132,7 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		}
 	}
 	a.printVerdict(st)
-	a.printTable(row{"Store", st.GetClusterId()}, []row{
+	rows := []row{
 		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, pgs) +
 			unusedText(len(m.GetPgs())-pgs)},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
@@ -147,7 +147,11 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", epochText(st)},
 		{"access", accessText(st)},
-	})
+	}
+	if text := overview.PathsText(st); text != "" {
+		rows = append(rows, row{"tcp in place of RDMA", text})
+	}
+	a.printTable(row{"Store", st.GetClusterId()}, rows)
 	if sums := overview.Sums(memories); len(sums) > 0 {
 		more := ""
 		if n := len(sums); !all && n > shortRows {

@@ -86,7 +86,8 @@ func (a *app) broker(ctx context.Context, c *config.Broker) (err error) {
 	}
 	defer closing(func() error { return closeListener(lis) })
 	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
-		Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+		Require: c.Require,
+		Verbs:   verbs.Options{Device: c.RDMADevice, Logger: log}})
 	if err != nil {
 		return err
 	}
@@ -260,7 +261,8 @@ func openWhenThere(ctx context.Context, name string, o brokerOptions) (*client.C
 	host, _ := os.Hostname() // empty: the page is left to tell it
 	for {
 		c, err := client.Open(ctx, client.Options{Directory: o.settings.Directory, Namespace: name, Devices: o.devices,
-			Provider: o.settings.Provider, Name: overview.BrokerName(host, os.Getpid(), o.page), TLS: o.tls,
+			Provider: o.settings.Provider, Require: o.settings.Require,
+			Name: overview.BrokerName(host, os.Getpid(), o.page), TLS: o.tls,
 			Identities: client.Identities(o.settings.Identity), Logger: o.log, ViewBytes: int(o.settings.ViewMemory),
 			Views: o.settings.Views})
 		switch {

@@ -98,7 +98,8 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	defer closing(l.close) // the gateway did, unless it never began
 	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
-		Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+		Require: c.Require,
+		Verbs:   verbs.Options{Device: c.RDMADevice, Logger: log}})
 	if err != nil {
 		return err
 	}
@@ -404,8 +405,8 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	for {
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.settings.Directory, Namespace: name, Devices: g.o.devices,
-			Provider: g.o.settings.Provider,
-			Name:     fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
+			Provider: g.o.settings.Provider, Require: g.o.settings.Require,
+			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
 			Identities: client.Identities(g.o.settings.Identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.

@@ -66,8 +66,9 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err := web.Register(jobs, metrics.Listeners(map[string]*netsrv.Door{"http": web.Door()})); err != nil {
 		return err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice,
-		tls: creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, require: c.Require,
+		rdmaDevice: c.RDMADevice,
+		tls:        creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
 	if err != nil {
 		return err
 	}
@@ -100,6 +101,7 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 type janitorOptions struct {
 	directory []string
 	provider  string // empty: any
+	require   string // as in client.Options
 	// rdmaDevice is verbs.Options.Device.
 	rdmaDevice string
 	tls        *tls.Config
@@ -121,7 +123,7 @@ type runningJanitor struct {
 func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	j = &runningJanitor{done: make(chan struct{})}
 	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Identities: o.identity.Mapping(),
-		Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
+		Require: o.require, Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -129,7 +131,7 @@ func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	go func() {
 		defer close(j.done)
 		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider,
-			TLS: o.tls, Identities: client.Identities(o.identity),
+			Require: o.require, TLS: o.tls, Identities: client.Identities(o.identity),
 			Logger: o.log, Poll: o.poll, Window: o.window,
 			Done: func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error) {
 				o.jobs.Count(kind, jobResult(ctx, err), took, report.GetTransferredBytes())
@@ -163,6 +165,9 @@ func (j *runningJanitor) stop() error {
 // openDevices opens what clients of this process reach memory nodes by: one provider,
 // or, if it is empty, all.
 func openDevices(provider string, o providers.Options) ([]*rdma.Device, error) {
+	if err := providers.CheckRequire(o.Require, provider); err != nil {
+		return nil, usageError{fmt.Errorf("require %q: %w", o.Require, err)}
+	}
 	devices, err := providers.OpenFor(provider, o)
 	if errors.Is(err, providers.ErrUnknown) {
 		return nil, usageError{fmt.Errorf("provider: %w", err)}

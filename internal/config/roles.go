@@ -119,6 +119,7 @@ type MemNode struct {
 type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	Require    string        `mapstructure:"require" usage:"rdma: reach memory nodes by RDMA alone, and fail with the reason where that cannot be; empty: by what there is"`
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	Poll       time.Duration `mapstructure:"poll" usage:"pause between two questions for work while there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
@@ -172,6 +173,7 @@ type Gateway struct {
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	Require    string `mapstructure:"require" usage:"rdma: reach memory nodes by RDMA alone, and fail with the reason where that cannot be; empty: by what there is"`
 	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 
 	// As for every daemon.
@@ -201,6 +203,7 @@ type Broker struct {
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	Require    string `mapstructure:"require" usage:"rdma: reach memory nodes by RDMA alone, and fail with the reason where that cannot be; empty: by what there is"`
 	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 
 	// As for every daemon.

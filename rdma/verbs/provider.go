@@ -445,9 +445,6 @@ func portRate(root fs.FS, device string, port int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// sysfsRoot is where the kernel shows adapters.
-func sysfsRoot() fs.FS { return os.DirFS("/sys/class/infiniband") }
-
 func (o *Options) ensureDefaults() {
 	if o.PeerTimeout == 0 {
 		o.PeerTimeout = 500 * time.Millisecond
