@@ -9,6 +9,24 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
+// So are a memory node's words about its adapters.
+func TestCleanStats(t *testing.T) {
+	long := strings.Repeat("x", 1000)
+	x := &dirpb.NodeStats{Connections: 7, Fabrics: []*dirpb.Fabric{nil,
+		{Device: "rxe0\x1b[2J", Gid: long, GidType: long, TrafficClass: 104}}}
+	for range 100 {
+		x.Fabrics = append(x.Fabrics, &dirpb.Fabric{Device: long})
+	}
+	x = cleanStats(x)
+	if len(x.Fabrics) != 3 || proto.Size(x) > 400 || x.Connections != 7 || x.Fabrics[0].Device != "rxe0[2J" ||
+		x.Fabrics[0].TrafficClass != 104 {
+		t.Errorf("kept %d bytes: %v", proto.Size(x), x)
+	}
+	if cleanStats(nil) != nil {
+		t.Error("nothing became something")
+	}
+}
+
 // A session's words about its paths are bounded, and write over nobody's terminal.
 func TestCleanPaths(t *testing.T) {
 	if cleanPaths(nil) != nil {

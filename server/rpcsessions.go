@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -245,6 +246,18 @@ func cleanPaths(p *dirpb.ClientPaths) *dirpb.ClientPaths {
 			Connections: x.GetConnections()})
 	}
 	return own
+}
+
+// cleanStats likewise bounds what a memory node says of its adapters.
+func cleanStats(x *dirpb.NodeStats) *dirpb.NodeStats {
+	if x == nil {
+		return nil
+	}
+	x.Fabrics = slices.DeleteFunc(x.Fabrics[:min(len(x.Fabrics), 4)], func(f *dirpb.Fabric) bool { return f == nil })
+	for _, f := range x.Fabrics {
+		f.Device, f.Gid, f.GidType = clean(f.Device, 64), clean(f.Gid, 64), clean(f.GidType, pathWord)
+	}
+	return x
 }
 
 // clean is s in printable characters and at most n bytes.

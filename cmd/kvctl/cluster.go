@@ -362,8 +362,16 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.stdout, "%s,\"regions\":%d}\n", bytes.TrimSuffix(b, []byte("}")),
-				regionsOn(st.GetMap(), n.GetId()))
+			var fabrics [][]byte // the leader alone knows them
+			for _, f := range st.GetNodeStats()[n.GetId()].GetFabrics() {
+				text, err := protoJSON(f)
+				if err != nil {
+					return err
+				}
+				fabrics = append(fabrics, text)
+			}
+			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"fabrics\":[%s]}\n", bytes.TrimSuffix(b, []byte("}")),
+				regionsOn(st.GetMap(), n.GetId()), bytes.Join(fabrics, []byte(",")))
 		}
 		return nil
 	}

@@ -32,7 +32,6 @@ import (
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) brokerRole() role {
@@ -85,9 +84,13 @@ func (a *app) broker(ctx context.Context, c *config.Broker) (err error) {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer closing(func() error { return closeListener(lis) })
+	vo, err := verbsOptions(c.RDMADevice, c.RDMA, log)
+	if err != nil {
+		return err
+	}
 	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
 		Require: c.Require,
-		Verbs:   verbs.Options{Device: c.RDMADevice, Logger: log}})
+		Verbs:   vo})
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,6 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) gatewayRole() role {
@@ -97,9 +96,13 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(l.close) // the gateway did, unless it never began
+	vo, err := verbsOptions(c.RDMADevice, c.RDMA, log)
+	if err != nil {
+		return err
+	}
 	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
 		Require: c.Require,
-		Verbs:   verbs.Options{Device: c.RDMADevice, Logger: log}})
+		Verbs:   vo})
 	if err != nil {
 		return err
 	}
