@@ -29,7 +29,8 @@ func (s *sess) dialOnce(ask session.Ask) {
 	if ask.Bulk {
 		lane |= token.BulkLane
 	}
-	qp, dev, how, inc, err := s.dial(ask.Lane, lane, ask.Node)
+	path := Path{}
+	qp, dev, how, inc, err := s.dial(ask.Lane, lane, ask.Node, &path)
 	if ask.Bulk {
 		// Nobody waits for it: long values go by the first one meanwhile.
 		if err != nil {
@@ -43,9 +44,13 @@ func (s *sess) dialOnce(ask session.Ask) {
 	news, was := false, s.mu.connErr[ask.Node]
 	if s.mu.connErr[ask.Node] = err; err == nil {
 		news = s.mu.provider[ask.Node] != how && how != s.c.o.Devices[dev].Name()
-		s.mu.provider[ask.Node] = how
+		s.mu.provider[ask.Node], s.mu.paths[ask.Node] = how, path
+		s.tellPathsLocked()
 	}
 	s.mu.Unlock()
+	if err == nil {
+		s.c.bypassed(path)
+	}
 	if identity.IsRefusal(err) && !identity.IsRefusal(was) {
 		s.c.o.Logger.Warn("a process that is no memory node answers at a memory node's address", "node", ask.Node,
 			"err", err)
@@ -108,8 +113,9 @@ func via(provider string, by dirpb.AtomicsBy, agent bool) string {
 }
 
 // dial connects to the node with the best provider that both ends have and the
-// node admits. number is the lane's, as the node is told it.
-func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
+// node admits. number is the lane's, as the node is told it. If it connects, path tells how.
+func (s *sess) dial(l *engine.Lane, number, id uint32, path *Path) (
+	qp *rdma.QP, dev int, how string, inc uint64, err error) {
 	s.mu.Lock()
 	n := s.mu.nodes[id]
 	s.mu.Unlock()
@@ -118,6 +124,7 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, ho
 	}
 	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), number)
 	var errs []error
+	var failed error // of the last dial by verbs
 	tried := false
 	for i, d := range s.c.o.Devices {
 		if p := s.c.o.Provider; p != "" && p != d.Name() {
@@ -136,9 +143,13 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, ho
 			qp, err := d.Dial(ctx, s.core.PD(i), l.CQ(i), e.GetAddr(), private)
 			cancel()
 			if err == nil {
+				*path = s.pathBy(d, n, failed)
 				return qp, i, via(d.Name(), e.GetAtomics(), qp.AtomicsByAgent()), n.GetIncarnation(), nil
 			}
 			errs = append(errs, err)
+			if d.Name() == "verbs" {
+				failed = err
+			}
 		}
 	}
 	err = errors.Join(errs...)
@@ -149,6 +160,9 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, ho
 		}
 		err = fmt.Errorf("%w: memory node %q does not offer %s (%w)", errNoProvider, n.GetName(), want,
 			cmp.Or(err, errors.New("none tried")))
+	}
+	if s.c.o.Require != "" {
+		err = fmt.Errorf("require is %s, so no other provider takes its place: %w", s.c.o.Require, err)
 	}
 	return nil, 0, "", 0, err
 }

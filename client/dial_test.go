@@ -85,14 +85,14 @@ func TestDialRefused(t *testing.T) {
 	s.ctx, s.cancel = context.WithCancelCause(t.Context())
 	s.mu.nodes = map[uint32]*dirpb.Node{1: node}
 
-	qp, dev, how, inc, err := s.dial(core.Lanes()[0], 0, 1)
+	qp, dev, how, inc, err := s.dial(core.Lanes()[0], 0, 1, new(Path))
 	must(err)
 	end("QP", qp.Close)
 	if dev != 1 || how != "tcp (CAS proxied to the adapter)" || inc != 7 {
 		t.Errorf("dialed device %d, %q, incarnation %d", dev, how, inc)
 	}
 	admit = false
-	_, _, _, _, err = s.dial(core.Lanes()[0], 0, 1)
+	_, _, _, _, err = s.dial(core.Lanes()[0], 0, 1, new(Path))
 	if !errors.Is(err, rdma.ErrRefused) || errors.Is(err, errNoProvider) ||
 		strings.Count(err.Error(), refusal.Error()) != 2 {
 		t.Errorf("refused by both: %v", err)
@@ -117,7 +117,7 @@ func TestDialNamelessHost(t *testing.T) {
 		s.ctx, s.cancel = context.WithCancelCause(t.Context())
 		s.mu.nodes = map[uint32]*dirpb.Node{
 			1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
-		_, _, _, _, err = s.dial(core.Lanes()[0], 0, 1)
+		_, _, _, _, err = s.dial(core.Lanes()[0], 0, 1, new(Path))
 		if dialed := !errors.Is(err, errNoProvider); err == nil || dialed != c.dialed {
 			t.Errorf("from host %q to %q: %v, want dialed: %v", c.here, c.there, err, c.dialed)
 		}

@@ -72,6 +72,7 @@ func (c *Client) Stats() Stats {
 			st.Connections[n.GetName()] = p
 		}
 	}
+	st.Paths = s.pathsLocked()
 	s.mu.Unlock()
 	return st
 }

@@ -3,6 +3,7 @@ package deploy
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -29,6 +30,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
@@ -738,6 +741,14 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 	s.memnode(1)
 	s.kvctl("", "namespace", "create", "n", "--bytes", "48MiB")
 	w := watch(t, promql, 15*time.Second, fired, s.web)
+	w.only()
+	end := byTCP(t, s.directories())
+	w.fires("KvdClientsByTCP")
+	if status := s.kvctl("", "status"); !strings.Contains(status, "1 client of host x: tcp is used though an RDMA "+
+		"adapter is there (dial-failed): GID index 3") {
+		t.Errorf("kvctl status does not say why:\n%s", status)
+	}
+	end()
 	r := dialRedis(t, s.gateway(1, "n"))
 	still := dialRedis(t, s.gateway(2, "n"))
 	still.do("SET", "k", "v")
@@ -755,6 +766,40 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 		w.hold(w.scrapeTargets(), time.Minute)
 	}
 	w.firesNow("KvdLimboGrowing")
+}
+
+// byTCP is a client on a machine with an adapter that it cannot use, until end is called.
+func byTCP(t *testing.T, directories string) (end func()) {
+	d, err := dirclient.Open(dirclient.Options{Addrs: strings.Split(directories, ",")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func(f func(context.Context, dirpb.DirectoryClient) error) {
+		t.Helper()
+		if err := d.Call(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s *dirpb.OpenSessionReply
+	call(func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
+		s, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "n", Client: "x pid 1", ReadOnly: true})
+		return err
+	})
+	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: s.SessionId, Number: 1, Term: s.Term,
+			ReportEpoch: s.Epoch, Paths: &dirpb.ClientPaths{Host: "x", Adapter: true, Paths: []*dirpb.ClientPath{
+				{Provider: "tcp", Reason: "dial-failed", Detail: "GID index 3 is gone", Connections: 1}}}})
+		return err
+	})
+	return func() {
+		call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+			_, err := c.CloseSession(ctx, &dirpb.CloseSessionRequest{SessionId: s.SessionId})
+			return err
+		})
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // damage: memory goes bad under the only copy of a record; a memory node stands still under a

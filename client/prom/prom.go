@@ -74,6 +74,9 @@ var (
 	epochLag = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may "+
 		"still work in.")
 	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
+	path        = desc("path", "Memory nodes that the session is connected to, by provider and reason. Over tcp, "+
+		"where RDMA is within reach, that is not-built, no-adapter, adapter-unusable, not-offered, dial-failed or "+
+		"asked-for. Otherwise it is empty.", "provider", "reason")
 )
 
 // usual are the operations of every client. Those of janitors and evictors are shown
@@ -90,7 +93,7 @@ func (x collector) Describe(ch chan<- *prometheus.Desc) {
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
 		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, pins, pinsPassed,
 		pinsOver, pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
-		epochLag, connections,
+		epochLag, connections, path,
 	} {
 		ch <- d
 	}
@@ -152,5 +155,8 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for provider, n := range by {
 		gauge(connections, n, provider)
+	}
+	for _, p := range s.Paths {
+		gauge(path, uint64(p.Connections), p.Provider, p.Reason)
 	}
 }

@@ -133,7 +133,7 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		}
 	}
 	a.printVerdict(st)
-	a.printTable(row{"Store", st.GetClusterId()}, []row{
+	rows := []row{
 		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, pgs) +
 			unusedText(len(m.GetPgs())-pgs)},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
@@ -148,7 +148,11 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", epochText(st)},
 		{"access", accessText(st)},
-	})
+	}
+	if text := overview.PathsText(st); text != "" {
+		rows = append(rows, row{"tcp in place of RDMA", text})
+	}
+	a.printTable(row{"Store", st.GetClusterId()}, rows)
 	if sums := overview.Sums(memories); len(sums) > 0 {
 		more := ""
 		if n := len(sums); !all && n > shortRows {
@@ -359,8 +363,16 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\"}\n", bytes.TrimSuffix(b, []byte("}")),
-				regionsOn(st.GetMap(), n.GetId()), overview.Registered(st.GetMap(), n))
+			var fabrics [][]byte // the leader alone knows them
+			for _, f := range st.GetNodeStats()[n.GetId()].GetFabrics() {
+				text, err := protoJSON(f)
+				if err != nil {
+					return err
+				}
+				fabrics = append(fabrics, text)
+			}
+			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n", bytes.TrimSuffix(b, []byte("}")),
+				regionsOn(st.GetMap(), n.GetId()), overview.Registered(st.GetMap(), n), bytes.Join(fabrics, []byte(",")))
 		}
 		return nil
 	}

@@ -338,7 +338,11 @@ func janitorBeside(web *httpd.Server, c *config.MemNode, creds *tls.Config, devi
 	if err := web.Register(jobs); err != nil {
 		return nil, err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: device, tls: creds, identity: c.Identity,
+	vo, err := verbsOptions(device, c.RDMA, log)
+	if err != nil {
+		return nil, err
+	}
+	j, err := startJanitor(janitorOptions{directory: c.Directory, verbs: vo, tls: creds, identity: c.Identity,
 		jobs: jobs, log: log})
 	if err != nil {
 		return nil, err
@@ -389,7 +393,9 @@ func published(ctx context.Context, dir *dirclient.Client, name string, devices 
 
 // verbsListen gives where to set up RDMA connections, and which adapter to use.
 func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o verbs.Options, err error) {
-	o = verbs.Options{Device: c.RDMADevice, Logger: log}
+	if o, err = verbsOptions(c.RDMADevice, c.RDMA, log); err != nil {
+		return "", o, err
+	}
 	switch c.RDMAAtomics {
 	case "nic":
 		o.Atomics = verbs.AtomicsNIC
