@@ -80,7 +80,8 @@ func TestNative(t *testing.T) {
 			own  func(*client.Client, int)
 		}{{"put", put}, {"get", get}} {
 			ours, python := n.c.bytes("kvd "+x.what, size), n.py.bytes("kvd "+x.what, size)
-			name := fmt.Sprintf(" by a broker, %ss of %d MiB in its arena, bytes/s, against ", strings.ToUpper(x.what), mib)
+			name := fmt.Sprintf(" by a broker, %ss of %d MiB in its arena, bytes/s, against ",
+				strings.ToUpper(x.what), mib)
 			r.contest("C"+name+"the library of Go", gigs, atLeast(0.9), ours, v.speed(size, x.own))
 			r.contest("C"+name+"hiredis", gigs, atLeast(1), ours, n.c.bytes("redis "+x.what, size))
 			r.contest("Python"+name+"C", gigs, atLeast(0.9), python, ours)

@@ -371,8 +371,9 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 				}
 				fabrics = append(fabrics, text)
 			}
-			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n", bytes.TrimSuffix(b, []byte("}")),
-				regionsOn(st.GetMap(), n.GetId()), overview.Registered(st.GetMap(), n), bytes.Join(fabrics, []byte(",")))
+			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n",
+				bytes.TrimSuffix(b, []byte("}")), regionsOn(st.GetMap(), n.GetId()),
+				overview.Registered(st.GetMap(), n), bytes.Join(fabrics, []byte(",")))
 		}
 		return nil
 	}
