@@ -34,25 +34,6 @@ type Fabric struct {
 	FlowLabel int
 }
 
-// Defaults of Fabric.
-const (
-	defaultRetryCount = 6
-	defaultRNRRetry   = 6
-	defaultHopLimit   = 64
-)
-
-func (f *Fabric) ensureDefaults() {
-	if f.RetryCount == 0 {
-		f.RetryCount = defaultRetryCount
-	}
-	if f.RNRRetry == 0 {
-		f.RNRRetry = defaultRNRRetry
-	}
-	if f.HopLimit == 0 {
-		f.HopLimit = defaultHopLimit
-	}
-}
-
 func (f *Fabric) validate() error {
 	var errs []error
 	for _, x := range []struct {

@@ -489,3 +489,22 @@ func (o *Options) ensureDefaults() {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 }
+
+// Defaults of Fabric.
+const (
+	defaultRetryCount = 6
+	defaultRNRRetry   = 6
+	defaultHopLimit   = 64
+)
+
+func (f *Fabric) ensureDefaults() {
+	if f.RetryCount == 0 {
+		f.RetryCount = defaultRetryCount
+	}
+	if f.RNRRetry == 0 {
+		f.RNRRetry = defaultRNRRetry
+	}
+	if f.HopLimit == 0 {
+		f.HopLimit = defaultHopLimit
+	}
+}
