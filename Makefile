@@ -158,11 +158,12 @@ test-native: build ## libkvd against a broker that is killed and one that lies: 
 	$(NATIVE_TOOLS)
 	KVD_NATIVE=$(CURDIR)/$(OUT) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/nativetest
 
-BENCH_NATIVE_TOOLS = @{ command -v gcc && command -v make && ls /usr/include/hiredis/hiredis.h; } >/dev/null 2>&1 || \
-	{ apt-get update && apt-get install --yes --no-install-recommends gcc make libc6-dev libhiredis-dev; }
+BENCH_NATIVE_TOOLS = @{ command -v gcc && command -v make && ls /usr/include/hiredis/hiredis.h && $(PYTHON) -c 'import numpy, redis'; } \
+	>/dev/null 2>&1 || { apt-get update && apt-get install --yes --no-install-recommends gcc make libc6-dev libhiredis-dev \
+	python3 python3-numpy python3-redis; }
 
 .PHONY: bench-native
-bench-native: ## C by a broker beside hiredis and beside Go, in turns, in a table (as root it installs those)
+bench-native: ## C and Python by a broker beside hiredis, redis-py and Go, in turns, in a table (as root it installs those)
 	$(BENCH_TOOLS)
 	$(BENCH_NATIVE_TOOLS)
 	$(BENCH) TestNative

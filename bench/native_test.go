@@ -20,11 +20,11 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// TestNative compares programs in C that use a broker with hiredis and a redis-server, both over sockets and rings of
-// this machine, and with the library of Go.
+// TestNative compares programs in C and Python that use a broker with hiredis and redis-py before a redis-server, both
+// over sockets and rings of this machine. It also compares C with the library of Go, and Python with C.
 func TestNative(t *testing.T) {
 	gated(t, "bench-native")
-	for _, p := range []string{"redis-server", "gcc", "make"} {
+	for _, p := range []string{"redis-server", "gcc", "make", python} {
 		if _, err := exec.LookPath(p); err != nil {
 			t.Fatalf("%v: make bench-native installs it", err)
 		}
@@ -36,25 +36,40 @@ func TestNative(t *testing.T) {
 		BytesPerNode: scaled[uint64](2<<30, 512<<20), Shards: 1, Segments: 1, IndexPercent: 1})
 	n := startNative(t, st)
 	small := func(what string, entries int, of string, want float64) {
-		n.ask("kvd prepare", 100, entries)
+		n.c.ask("kvd prepare", 100, entries)
 		r.contest("C by a broker, "+what+", against hiredis", each, atLeast(want),
-			n.perSecond("kvd "+of, 100, entries), n.perSecond("redis "+of, 100, entries))
+			n.c.perSecond("kvd "+of, 100, entries), n.c.perSecond("redis "+of, 100, entries))
 	}
 	small("GETs of 100 B", 1, "get", 1.8)
 	small("PUTs of 100 B", 1, "put", 1)
 	small("GETs of 100 B, 16 in one call", 16, "get", 2)
 	small("GETs of 100 B, 64 in one call", 64, "get", 2)
 
+	snake := func(what string, entries int, of string, want float64) {
+		n.py.ask("kvd prepare", 100, entries)
+		r.contest("Python by a broker, "+what+", against redis-py", each, atLeast(want),
+			n.py.perSecond("kvd "+of, 100, entries), n.py.perSecond("redis "+of, 100, entries))
+	}
+	snake("GETs of 100 B", 1, "get", 2)
+	snake("PUTs of 100 B", 1, "put", 1)
+	snake("GETs of 100 B, 64 in one call", 64, "get", 1)
+
 	n.onOne()
 	small("GETs of 100 B, all on one processor", 1, "get", 1.8)
 	small("GETs of 100 B, 16 in one call, all on one processor", 16, "get", 2)
+	snake("GETs of 100 B, all on one processor", 1, "get", 2)
 	n.onAny()
 
 	v := newLong(t.Error, st.open(t, "shm", "native"), 1)
 	v.warm(2<<30, scaled(16<<20, 1<<20))
+	n.py.ask("kvd prepare", 100, 1)
+	alone := n.py.perSecond("count get", 0, 1)
+	r.contest("Python, a thread that counts during GETs of 100 B, against alone", each, atLeast(0.8),
+		n.py.perSecond("count get", 100, 1), alone)
 	for _, mib := range scaled([]int{1, 4, 16}, []int{1}) {
 		size := mib << 20
-		n.ask("kvd prepare", size, 1)
+		n.c.ask("kvd prepare", size, 1)
+		n.py.ask("kvd prepare", size, 1)
 		put, get := v.put(size), func(c *client.Client, i int) {
 			if l, err := c.GetInto(context.Background(), v.keys[i%len(v.keys)], v.dst[:size]); err != nil || l != size {
 				t.Error(l, err)
@@ -64,56 +79,49 @@ func TestNative(t *testing.T) {
 			what string
 			own  func(*client.Client, int)
 		}{{"put", put}, {"get", get}} {
-			ours := n.bytes("kvd "+x.what, size)
-			name := fmt.Sprintf("C by a broker, %ss of %d MiB in its arena, bytes/s, against ", strings.ToUpper(x.what),
-				mib)
-			r.contest(name+"the library of Go", gigs, atLeast(0.9), ours, v.speed(size, x.own))
-			r.contest(name+"hiredis", gigs, atLeast(1), ours, n.bytes("redis "+x.what, size))
+			ours, python := n.c.bytes("kvd "+x.what, size), n.py.bytes("kvd "+x.what, size)
+			name := fmt.Sprintf(" by a broker, %ss of %d MiB in its arena, bytes/s, against ",
+				strings.ToUpper(x.what), mib)
+			r.contest("C"+name+"the library of Go", gigs, atLeast(0.9), ours, v.speed(size, x.own))
+			r.contest("C"+name+"hiredis", gigs, atLeast(1), ours, n.c.bytes("redis "+x.what, size))
+			r.contest("Python"+name+"C", gigs, atLeast(0.9), python, ours)
+			r.contest("Python"+name+"redis-py", gigs, atLeast(2), python, n.py.bytes("redis "+x.what, size))
 		}
 	}
+	r.contest("Python, a thread that counts during GETs of the last size, against alone", each, atLeast(0.8),
+		n.py.perSecond("count get", scaled(16, 1)<<20, 1), alone)
 	r.print(began)
 }
 
-// native is a program in C that takes turns.
+// native has programs that take turns.
 type native struct {
-	tb   testing.TB
-	in   io.Writer
-	out  *bufio.Scanner
-	turn time.Duration
-	pids []int // of it, its broker and Redis
-	any  unix.CPUSet
+	tb    testing.TB
+	c, py *turner
+	pids  []int // of them, their broker and Redis
+	any   unix.CPUSet
 }
+
+// python is Debian's, which has redis-py and numpy.
+const python = "/usr/bin/python3"
 
 func startNative(t *testing.T, st *store) *native {
 	t.Helper()
 	const c = "../client/c"
-	if out, err := exec.Command("make", "-C", c, "CC=gcc", "build/bench").CombinedOutput(); err != nil {
+	if out, err := exec.Command("make", "-C", c, "CC=gcc", "all", "build/bench").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
+	}
+	lib, err := filepath.Abs(filepath.Join(c, "build/libkvd.so"))
+	if err != nil {
+		t.Fatal(err)
 	}
 	sock := filepath.Join(t.TempDir(), "broker")
 	b, _ := startKvd(t, "broker", "--directory", st.directory, "--listen", sock, "--namespaces", "native")
 	redis := startRedis(t)
-	cmd := exec.Command(filepath.Join(c, "build/bench"), sock, "native", redis.sock)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
-	n := &native{tb: t, in: in, out: bufio.NewScanner(out), turn: scaled(200*time.Millisecond, time.Millisecond),
-		pids: []int{cmd.Process.Pid, b.pid, redis.pid}}
+	n := &native{tb: t, c: startTurner(t, filepath.Join(c, "build/bench"), sock, "native", redis.sock)}
+	t.Setenv("KVD_LIBRARY", lib)
+	t.Setenv("PYTHONPATH", "../client/python")
+	n.py = startTurner(t, python, "../client/python/tests/bench.py", sock, "native", redis.sock)
+	n.pids = []int{n.c.pid, n.py.pid, b.pid, redis.pid}
 	if err := unix.SchedGetaffinity(0, &n.any); err != nil {
 		t.Fatal(err)
 	}
@@ -149,8 +157,42 @@ func (n *native) runOn(s *unix.CPUSet) {
 	}
 }
 
+// turner is a program that takes a turn for each line of its input.
+type turner struct {
+	tb   testing.TB
+	in   io.Writer
+	out  *bufio.Scanner
+	turn time.Duration
+	pid  int
+}
+
+func startTurner(t *testing.T, program string, args ...string) *turner {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &turner{tb: t, in: in, out: bufio.NewScanner(out), turn: scaled(200*time.Millisecond, time.Millisecond),
+		pid: cmd.Process.Pid}
+}
+
 // ask has the program take a turn. It returns nanoseconds of one call, the median.
-func (n *native) ask(what string, size, entries int) float64 {
+func (n *turner) ask(what string, size, entries int) float64 {
 	n.tb.Helper()
 	if _, err := fmt.Fprintf(n.in, "%s %d %d %f\n", what, size, entries, n.turn.Seconds()); err != nil {
 		n.tb.Fatal(err)
@@ -166,11 +208,11 @@ func (n *native) ask(what string, size, entries int) float64 {
 }
 
 // perSecond measures entries a second.
-func (n *native) perSecond(what string, size, entries int) func() float64 {
+func (n *turner) perSecond(what string, size, entries int) func() float64 {
 	return func() float64 { return 1e9 / n.ask(what, size, entries) * float64(entries) }
 }
 
 // bytes measures bytes a second.
-func (n *native) bytes(what string, size int) func() float64 {
+func (n *turner) bytes(what string, size int) func() float64 {
 	return func() float64 { return 1e9 / n.ask(what, size, 1) * float64(size) }
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -107,6 +108,10 @@ type Options struct {
 	// Provider forces one of "shm", "tcp", "verbs"; "" takes, for each memory
 	// node, the best that both ends have.
 	Provider string
+	// Require is RequireRDMA, or empty. Then the Client reaches memory nodes by verbs alone, and never by shm, also on
+	// its own machine. Open fails if there is no usable adapter. Operations fail while a memory node that they
+	// need does not offer verbs, or cannot be reached by it. All these errors say why.
+	Require string
 	// Devices are opened providers to choose from, best first. Several Clients may share them; the caller
 	// closes them after the last Client. Default: Provider, or all that
 	// this machine can use, opened with TLS and closed by the Client.
@@ -163,6 +168,9 @@ type Identities struct {
 	// roles of certificates without a SPIFFE id by an organizational unit, such as "storage=memnode"
 	Units []string
 }
+
+// RequireRDMA is a value of Options.Require.
+const RequireRDMA = providers.RequireRDMA
 
 // TLSFiles names PEM files. Content that changes holds for connections that are made a second later: a
 // certificate is renewed, and an authority replaced, without another Client. Files that cannot be used
@@ -369,13 +377,15 @@ type Stats struct {
 	// client nor the memory node's own device. Examples are "shm", "tcp (CAS proxied to the adapter)" and "verbs
 	// (CAS by the memory node's agent)".
 	Connections map[string]string
-	// Paths are the ways to memory nodes where either end has several ports of a provider, by memory node. Others are
+	// Routes are the ways to memory nodes where either end has several ports of a provider, by memory node. Others are
 	// not listed.
-	Paths []PathStats
+	Routes []RouteStats
+	// Paths are the same by provider and reason, in a fixed order.
+	Paths []Path
 }
 
-// PathStats are of one way to a memory node: from a device of the client to an endpoint of the memory node.
-type PathStats struct {
+// RouteStats are of one way to a memory node: from a device of the client to an endpoint of the memory node.
+type RouteStats struct {
 	Node     string // its name
 	Endpoint string // the provider, and behind it which one of that the endpoint is: "verbs", "verbs/2"
 	Addr     string // of the endpoint
@@ -384,4 +394,18 @@ type PathStats struct {
 	Connections int       // that go this way now
 	Failed      time.Time // when it was found not to work; zero: it works as far as is known
 	Err         string    // why; empty: it works
+}
+
+// Path is a provider by which a Client reaches memory nodes.
+type Path struct {
+	Provider string
+	// Reason is a word that says why it is tcp although RDMA is within reach. That is if this machine has an adapter,
+	// or the memory node offers verbs. It is empty otherwise, and over shm. "asked-for": Provider or Devices leave no
+	// choice. "not-built": this program has no verbs provider. "no-adapter": there is none on this machine.
+	// "adapter-unusable": there is one, but it could not be opened. "not-offered": the memory node offers no verbs.
+	// "dial-failed": it does, but the connection was not made.
+	Reason string
+	// Detail is the same for people, as the last connection found it; empty with an empty Reason.
+	Detail      string
+	Connections int // memory nodes that are reached so
 }

@@ -28,7 +28,8 @@ func (s *sess) dialOnce(ask session.Ask) {
 	if ask.Bulk {
 		lane |= token.BulkLane
 	}
-	x, err := s.dial(ask.Lane, lane, ask.Node)
+	by := Path{}
+	x, err := s.dial(ask.Lane, lane, ask.Node, &by)
 	if ask.Bulk {
 		// Nobody waits for it: long values go by the first one meanwhile.
 		if err != nil {
@@ -41,9 +42,13 @@ func (s *sess) dialOnce(ask session.Ask) {
 	news, was := false, s.mu.connErr[ask.Node]
 	if s.mu.connErr[ask.Node] = err; err == nil {
 		news = s.mu.provider[ask.Node] != x.how && x.how != s.c.o.Devices[x.dev].Name()
-		s.mu.provider[ask.Node] = x.how
+		s.mu.provider[ask.Node], s.mu.paths[ask.Node] = x.how, by
+		s.tellPathsLocked()
 	}
 	s.mu.Unlock()
+	if err == nil {
+		s.c.bypassed(by)
+	}
 	if identity.IsRefusal(err) && !identity.IsRefusal(was) {
 		s.c.o.Logger.Warn("a process that is no memory node answers at a memory node's address", "node", ask.Node,
 			"err", err)
@@ -120,8 +125,9 @@ func (x dialed) reply(err error) session.Reply {
 }
 
 // dial connects to the node with the best provider that both ends have and the
-// node admits, by the first of the ways that works. number is the lane's, as the node is told it.
-func (s *sess) dial(l *engine.Lane, number, id uint32) (dialed, error) {
+// node admits, by the first of the ways that works. number is the lane's, as the node is told it. If it connects, by
+// tells by which provider, and why.
+func (s *sess) dial(l *engine.Lane, number, id uint32, by *Path) (dialed, error) {
 	s.mu.Lock()
 	n := s.mu.nodes[id]
 	s.mu.Unlock()
@@ -132,6 +138,7 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (dialed, error) {
 	ways, errs := s.waysTo(n, whose.lane, whose.bulk)
 	tried := len(ways) > 0
 	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), number)
+	var failed error // of the last dial by verbs
 	for within := firstDial; len(ways) > 0; within = lastDial {
 		if len(ways) == 1 {
 			within = lastDial
@@ -150,6 +157,7 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (dialed, error) {
 				}
 				s.paths.works(w)
 				s.paths.goesBy(whose, w)
+				*by = s.pathBy(d, n, failed)
 				return dialed{w, qp, via(d.Name(), endpointOf(n, w.endpoint).GetAtomics(), qp.AtomicsByAgent())}, nil
 			}
 			// A refusal is of the session, unless another way admits it.
@@ -163,6 +171,9 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (dialed, error) {
 				continue
 			}
 			errs = append(errs, err)
+			if d.Name() == "verbs" {
+				failed = err
+			}
 		}
 		ways = slow
 	}
@@ -174,6 +185,9 @@ func (s *sess) dial(l *engine.Lane, number, id uint32) (dialed, error) {
 		}
 		err = fmt.Errorf("%w: memory node %q does not offer %s (%w)", errNoProvider, n.GetName(), want,
 			cmp.Or(err, errors.New("none tried")))
+	}
+	if s.c.o.Require != "" {
+		err = fmt.Errorf("require is %s, so no other provider takes its place: %w", s.c.o.Require, err)
 	}
 	return dialed{}, err
 }

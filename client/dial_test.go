@@ -85,14 +85,14 @@ func TestDialRefused(t *testing.T) {
 	s.ctx, s.cancel = context.WithCancelCause(t.Context())
 	s.mu.nodes = map[uint32]*dirpb.Node{1: node}
 
-	x, err := s.dial(core.Lanes()[0], 0, 1)
+	x, err := s.dial(core.Lanes()[0], 0, 1, new(Path))
 	must(err)
 	end("QP", x.qp.Close)
 	if x.dev != 1 || x.how != "tcp (CAS proxied to the adapter)" || x.incarnation != 7 {
 		t.Errorf("dialed device %d, %q, incarnation %d", x.dev, x.how, x.incarnation)
 	}
 	admit = false
-	_, err = s.dial(core.Lanes()[0], 0, 1)
+	_, err = s.dial(core.Lanes()[0], 0, 1, new(Path))
 	if !errors.Is(err, rdma.ErrRefused) || errors.Is(err, errNoProvider) ||
 		strings.Count(err.Error(), refusal.Error()) != 2 {
 		t.Errorf("refused by both: %v", err)
@@ -117,7 +117,7 @@ func TestDialNamelessHost(t *testing.T) {
 		s.ctx, s.cancel = context.WithCancelCause(t.Context())
 		s.mu.nodes = map[uint32]*dirpb.Node{
 			1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
-		_, err = s.dial(core.Lanes()[0], 0, 1)
+		_, err = s.dial(core.Lanes()[0], 0, 1, new(Path))
 		if dialed := !errors.Is(err, errNoProvider); err == nil || dialed != c.dialed {
 			t.Errorf("from host %q to %q: %v, want dialed: %v", c.here, c.there, err, c.dialed)
 		}

@@ -44,7 +44,8 @@ type Client struct {
 	opened   []*rdma.Device // those of o.Devices that are the Client's own
 	bulkLane bool           // see lanesFor
 	arenas   arenas
-	streams  streams // values that PutFroms write
+	streams  streams  // values that PutFroms write
+	warned   sync.Map // Path.Reason that the log was told of
 
 	mu struct {
 		sync.Mutex
@@ -134,6 +135,14 @@ func (o *Options) Validate() error {
 	case len(o.Devices) == 0 && !slices.Contains(providers.Names(), o.Provider):
 		bad("Provider: %q, want one of %s", o.Provider, strings.Join(providers.Names(), ", "))
 	}
+	if err := providers.CheckRequire(o.Require, o.Provider); err != nil {
+		bad("Require: %q: %w", o.Require, err)
+	}
+	verbs := func(d *rdma.Device) bool { return d.Name() == "verbs" }
+	if o.Require != "" && len(o.Devices) > 0 && !slices.ContainsFunc(o.Devices, verbs) {
+		bad("Require: %q: verbs is not among Devices: %w", o.Require,
+			cmp.Or(o.Devices[0].PassedOver(), errors.New("it was not opened")))
+	}
 	return errors.Join(errs...)
 }
 
@@ -172,6 +181,9 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 		}
 		o.TLS = source.Config()
 	}
+	if o.Require == RequireRDMA {
+		o.Provider = "verbs"
+	}
 	identities, err := o.Identities.mapping()
 	if err != nil {
 		return nil, err // Validate found none
@@ -197,7 +209,7 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	}
 	if len(o.Devices) == 0 {
 		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Identities: identities,
-			Verbs: verbs.Options{Logger: o.Logger}})
+			Require: o.Require, Verbs: verbs.Options{Logger: o.Logger}})
 		if err != nil {
 			return nil, fmt.Errorf("open provider: %w", err)
 		}

@@ -48,6 +48,7 @@ type sess struct {
 		nodes    map[uint32]*dirpb.Node
 		connErr  map[uint32]error
 		provider map[uint32]string // as in Stats.Connections
+		paths    map[uint32]Path   // of the connection made last, by memory node
 	}
 	agenda *session.Agenda
 	paths  paths
@@ -105,7 +106,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	}
 	s.status.s, s.status.mu.pgs = s, map[uint32]*statusPG{}
 	s.mu.nodes = map[uint32]*dirpb.Node{}
-	s.mu.connErr, s.mu.provider = map[uint32]error{}, map[uint32]string{}
+	s.mu.connErr, s.mu.provider, s.mu.paths = map[uint32]error{}, map[uint32]string{}, map[uint32]Path{}
 	lanes := c.o.Lanes
 	if m := int(rep.MaxLanes); m > 0 && lanes > m {
 		lanes = m

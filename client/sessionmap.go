@@ -50,6 +50,7 @@ func (s *sess) install(m *dirpb.Map) error {
 	}
 	s.mu.Lock()
 	s.mu.nodes = nodes
+	s.tellPathsLocked()
 	s.mu.Unlock()
 	s.core.InstallView(v)
 	for _, l := range s.core.Lanes() {

@@ -72,8 +72,9 @@ func (c *Client) Stats() Stats {
 			st.Connections[n.GetName()] = p
 		}
 	}
+	st.Paths = s.pathsLocked()
 	s.mu.Unlock()
-	st.Paths = s.pathStats()
+	st.Routes = s.routeStats()
 	return st
 }
 

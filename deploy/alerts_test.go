@@ -3,6 +3,7 @@ package deploy
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,10 +24,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -360,7 +367,7 @@ func (s *tried) get(name, path string) string {
 }
 
 // Every alert fires on a store in which what it is about is so, and none on one that is well.
-// The processes are real, and so is what happens to them; only time is the test's.
+// The processes are real, and so is what happens to them; time is the test's, and so is an adapter's sysfs.
 func TestAlertsFire(t *testing.T) {
 	promql := buildPromQL(t)
 	fired := make(map[string]bool)
@@ -368,6 +375,7 @@ func TestAlertsFire(t *testing.T) {
 		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo,
 		"damage": damage,
 		"index":  damagedIndex, "load": load, "certificates": certificates,
+		"adapter": adapter,
 	}
 	ran := 0
 	for name, try := range stores {
@@ -527,6 +535,49 @@ func certificates(t *testing.T, promql string, fired map[string]bool) {
 	})
 	w.goOn(before, after, time.Since(began).Seconds(), 25*time.Minute)
 	w.firesNow("KvdCertificateFilesRefused")
+}
+
+// adapters serves the metrics of a machine whose /sys/class/infiniband is root.
+func adapters(t *testing.T, root string) (addr string) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(metrics.RDMA(os.DirFS(root)))
+	s := httptest.NewServer(promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+// count writes a counter of port 1 of the adapter mlx5_0.
+func count(t *testing.T, root, counter string, n int) {
+	t.Helper()
+	dir := filepath.Join(root, "mlx5_0/ports/1/hw_counters")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, counter), []byte(strconv.Itoa(n)+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// adapter: a port loses a few packets and is told of congestion, and then loses many.
+func adapter(t *testing.T, promql string, fired map[string]bool) {
+	root := t.TempDir()
+	w := watch(t, promql, time.Minute, fired, map[string]string{"m1": adapters(t, root)})
+	grow := func(lost, told int) {
+		before := w.scrapeTargets()
+		count(t, root, "packet_seq_err", lost)
+		count(t, root, "rp_cnp_handled", told)
+		w.goOn(before, w.scrapeTargets(), 60, 30*time.Minute)
+	}
+	count(t, root, "packet_seq_err", 1000)
+	count(t, root, "rp_cnp_handled", 0)
+	w.only()
+	grow(1030, 60_000)
+	if all := w.firing(); len(all) > 0 {
+		t.Errorf("fire although little is lost: %v", all)
+	}
+	grow(1030+600, 60_000)
+	w.firesNow("KvdRDMALosses")
 }
 
 // frozen: a client and a memory node stand still, so that what the loss of another memory
@@ -690,6 +741,14 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 	s.memnode(1)
 	s.kvctl("", "namespace", "create", "n", "--bytes", "48MiB")
 	w := watch(t, promql, 15*time.Second, fired, s.web)
+	w.only()
+	end := byTCP(t, s.directories())
+	w.fires("KvdClientsByTCP")
+	if status := s.kvctl("", "status"); !strings.Contains(status, "1 client of host x: tcp is used though an RDMA "+
+		"adapter is there (dial-failed): GID index 3") {
+		t.Errorf("kvctl status does not say why:\n%s", status)
+	}
+	end()
 	r := dialRedis(t, s.gateway(1, "n"))
 	still := dialRedis(t, s.gateway(2, "n"))
 	still.do("SET", "k", "v")
@@ -707,6 +766,40 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 		w.hold(w.scrapeTargets(), time.Minute)
 	}
 	w.firesNow("KvdLimboGrowing")
+}
+
+// byTCP is a client on a machine with an adapter that it cannot use, until end is called.
+func byTCP(t *testing.T, directories string) (end func()) {
+	d, err := dirclient.Open(dirclient.Options{Addrs: strings.Split(directories, ",")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func(f func(context.Context, dirpb.DirectoryClient) error) {
+		t.Helper()
+		if err := d.Call(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s *dirpb.OpenSessionReply
+	call(func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
+		s, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "n", Client: "x pid 1", ReadOnly: true})
+		return err
+	})
+	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: s.SessionId, Number: 1, Term: s.Term,
+			ReportEpoch: s.Epoch, Paths: &dirpb.ClientPaths{Host: "x", Adapter: true, Paths: []*dirpb.ClientPath{
+				{Provider: "tcp", Reason: "dial-failed", Detail: "GID index 3 is gone", Connections: 1}}}})
+		return err
+	})
+	return func() {
+		call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+			_, err := c.CloseSession(ctx, &dirpb.CloseSessionRequest{SessionId: s.SessionId})
+			return err
+		})
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // damage: memory goes bad under the only copy of a record; a memory node stands still under a

@@ -218,7 +218,22 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 	}
 	_ = conn.Close()
 	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
-	r, err := c.Get("http://" + web + "/metrics")
+	families := scrapeOf(t, &c, "http://"+web)
+	for name, f := range servedTLS(t) {
+		if strings.HasPrefix(name, "kvd_tls_") {
+			families[name] = f
+		}
+	}
+	// Machines of tests have no adapter.
+	root := t.TempDir()
+	count(t, root, "packet_seq_err", 1)
+	maps.Copy(families, scrapeOf(t, &c, "http://"+adapters(t, root)))
+	return families
+}
+
+func scrapeOf(t *testing.T, c *http.Client, url string) map[string]*dto.MetricFamily {
+	t.Helper()
+	r, err := c.Get(url + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,11 +242,6 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 	families, err := p.TextToMetricFamilies(r.Body)
 	if err != nil {
 		t.Fatal(err)
-	}
-	for name, f := range servedTLS(t) {
-		if strings.HasPrefix(name, "kvd_tls_") {
-			families[name] = f
-		}
 	}
 	return families
 }
@@ -243,17 +253,7 @@ func servedTLS(t *testing.T) map[string]*dto.MetricFamily {
 	_, flags, conf := secured(t, host(46), 30)
 	s.directory(1, flags...)
 	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}}
-	r, err := c.Get("https://" + s.web["d1"] + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	p := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := p.TextToMetricFamilies(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return families
+	return scrapeOf(t, &c, "https://"+s.web["d1"])
 }
 
 // series gives the metrics that a family is queried as.

@@ -346,6 +346,16 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 		News:        news,
 		WaitMillis:  uint64(reg.interval / time.Millisecond),
 	}
+	for _, d := range n.o.Devices {
+		if f := d.Device.Caps().Fabric; f != nil {
+			req.Stats.Fabrics = append(req.Stats.Fabrics, &dirpb.Fabric{Device: f.Device, Port: uint32(f.Port),
+				GidIndex: int32(f.GIDIndex), Gid: f.GID, GidType: f.GIDType, PathMtu: uint32(f.PathMTU),
+				TrafficClass: uint32(f.TrafficClass), ServiceLevel: uint32(f.ServiceLevel),
+				PkeyIndex: uint32(f.PKeyIndex), Pkey: uint32(f.PKey), HopLimit: uint32(f.HopLimit),
+				FlowLabel: uint32(f.FlowLabel), RetryCount: uint32(f.RetryCount), RnrRetry: uint32(f.RNRRetry),
+				Timeout: uint32(f.Timeout)})
+		}
+	}
 	kicked, cancel := context.WithCancelCause(n.ctx)
 	defer cancel(nil)
 	interrupt := func() { cancel(errKicked) }

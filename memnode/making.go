@@ -11,8 +11,9 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// making is a region whose memory a goroutine of its own takes from the system, which for gigabytes lasts seconds:
-// meanwhile other regions are made, published and dropped.
+// making is a region whose memory a goroutine of its own takes from the system and registers with every device. For
+// gigabytes that lasts seconds, as an adapter's driver pins each page. Meanwhile other regions are made, published and
+// dropped.
 type making struct {
 	want   *dirpb.WantRegion
 	r      *region
@@ -27,9 +28,9 @@ const mostTurns = 4
 // saidBytes is the size from which on the log tells of a region when its making begins, too.
 const saidBytes = 1 << 30
 
-// makeLocked has the memory of r, whose share of the node's is accounted for, taken. The outcome comes by made, also
-// when ctx ends.
-func (n *Node) makeLocked(ctx context.Context, r *region, made chan<- *making) {
+// makeLocked has the memory of r, whose share of the node's is accounted for, taken and registered. The outcome comes
+// by made, also when ctx ends.
+func (n *Node) makeLocked(ctx context.Context, reg *registration, r *region, made chan<- *making) {
 	m := &making{want: r.want, r: r}
 	ctx, m.cancel = context.WithCancel(ctx)
 	n.mu.making[r.want.GetPgId()] = m
@@ -42,6 +43,9 @@ func (n *Node) makeLocked(ctx context.Context, r *region, made chan<- *making) {
 		m.err = n.allocate(ctx, r)
 		if m.err != nil && ctx.Err() == nil && n.dropRescued("a region gets no memory beside it") {
 			m.err = n.allocate(ctx, r)
+		}
+		if m.err = cmp.Or(m.err, ctx.Err()); m.err == nil {
+			m.err = n.prepare(reg, r, false)
 		}
 		r.took = time.Since(began).Round(time.Millisecond)
 		m.cancel()

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/mem"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 // resident is how many bytes of b have a page.
@@ -108,4 +110,55 @@ func TestNoRoom(t *testing.T) {
 	if s.RegisteredBytes != regionBytes {
 		t.Errorf("%d bytes in use, want %d", s.RegisteredBytes, regionBytes)
 	}
+}
+
+// slowDevice registers memory when it is let go, with a turn for each MR.
+type slowDevice struct {
+	driver.Device
+	asked chan struct{}
+	goOn  chan struct{}
+}
+
+type slowPD struct {
+	driver.PD
+	d slowDevice
+}
+
+func (d slowDevice) AllocPD() (driver.PD, error) {
+	pd, err := d.Device.AllocPD()
+	return slowPD{pd, d}, err
+}
+
+func (p slowPD) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	select {
+	case p.d.asked <- struct{}{}:
+		<-p.d.goOn
+	default: // nobody looks
+	}
+	return p.PD.RegMR(m, off, n, a)
+}
+
+// TestRegisteringAside: while an adapter's driver pins the pages of a region, others are made, published and dropped; a
+// region that is not wanted any more when it is registered goes, and its keys with it.
+func TestRegisteringAside(t *testing.T) {
+	dir := newDirectory(t)
+	slow := slowDevice{asked: make(chan struct{}), goOn: make(chan struct{})}
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) {
+		slow.Device = o.Devices[0].Device.Driver()
+		o.Devices[0].Device = rdma.NewDevice("tcp", slow)
+	}, "tcp")
+	dir.want(1, 1)
+	<-slow.asked // it is being registered
+	dir.want(2, 1)
+	dir.keys(2, "tcp")
+	dir.change(func() { dir.regions = nil })
+	dir.until("the second region dropped", func() bool {
+		s := n.Stats().Regions
+		return len(s) == 1 && s[0].PG == 1 && !s[0].Published
+	})
+	close(slow.goOn)
+	dir.until("the first region gone", func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 0 && s.RegisteredBytes == 0
+	})
 }

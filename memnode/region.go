@@ -1,7 +1,6 @@
 package memnode
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -241,7 +240,7 @@ func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.Want
 	}
 	if r != nil {
 		r.want, r.inc = w, reg.incarnation
-		return r, n.finishRegion(reg, r, true, nil)
+		return r, n.finishRegion(reg, r, true, n.prepare(reg, r, true))
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -253,19 +252,25 @@ func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.Want
 	r = &region{want: w, inc: reg.incarnation, bytes: int64((size + page - 1) / page * page),
 		pageBytes: n.o.HugePageBytes}
 	n.mu.used += r.bytes
-	n.makeLocked(ctx, r, made)
+	n.makeLocked(ctx, reg, r, made)
 	return nil, nil
 }
 
-// finishRegion makes r, which has memory unless there was trouble with that, one of the node's, or drops it.
-func (n *Node) finishRegion(reg *registration, r *region, retained bool, trouble error) error {
+// prepare writes the header of r, which has memory, and registers it with every device. Nobody else knows r, and others
+// may be prepared at the same time. After an error drop takes back its keys.
+func (n *Node) prepare(reg *registration, r *region, retained bool) error {
 	pds, l, err := n.domains(r.want.GetNamespaceId())
-	if err = cmp.Or(trouble, err); err == nil {
-		err = InitRegion(r.mem.Bytes, r.want, reg.incarnation, retained)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = n.registerMRs(r, pds, l)
+	if err := InitRegion(r.mem.Bytes, r.want, reg.incarnation, retained); err != nil {
+		return err
 	}
+	return n.registerMRs(r, pds, l)
+}
+
+// finishRegion makes r, which is prepared unless there was trouble, one of the node's, or drops it.
+func (n *Node) finishRegion(reg *registration, r *region, retained bool, err error) error {
 	n.mu.Lock()
 	n.mu.regions[r.want.GetPgId()] = r
 	n.mu.Unlock()

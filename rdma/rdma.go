@@ -117,16 +117,23 @@ func (o Outcome) String() string {
 
 // Device is an opened provider.
 type Device struct {
-	name  string
-	d     driver.Device
-	caps  Caps
-	regMR atomic.Uint64
+	name   string
+	d      driver.Device
+	caps   Caps
+	regMR  atomic.Uint64
+	passed error // as PassedOver
 }
 
 // NewDevice wraps a provider's device; name is the provider's ("tcp").
 func NewDevice(name string, d driver.Device) *Device {
 	return &Device{name: name, d: d, caps: d.Caps()}
 }
+
+// PassOver notes why a better provider was left out when d was opened in its place. It is called before d is used.
+func (d *Device) PassOver(why error) { d.passed = why }
+
+// PassedOver is what PassOver noted: nil if d is the best that there is, or nobody tried another one.
+func (d *Device) PassedOver() error { return d.passed }
 
 // Name is the provider's name, as NewDevice was told it.
 func (d *Device) Name() string { return d.name }

@@ -116,7 +116,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		if otherBoot(s.Node(q.NodeId), q) {
 			return
 		}
-		if up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats); up &&
+		if up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, cleanStats(q.Stats)); up &&
 			x.TakesKey(s, q.NodeId, q.Incarnation, q.KeyGeneration) {
 			l.wake() // sessions are to have tokens of it
 		}

@@ -207,6 +207,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 				if epoch, ok := x.Report(y.Id); ok {
 					info.ReportEpoch = epoch
 				}
+				info.Paths = x.Paths(y.Id)
 			}
 			reply.Sessions = append(reply.Sessions, info)
 		}

@@ -5,7 +5,11 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -200,6 +204,7 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 			Session: q.SessionId, Report: q.ReportEpoch, Acked: q.AckedMapVersion, Quiesced: q.QuiescedMapVersion,
 			Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held,
 			InLimbo: q.InLimbo, Crowded: q.Crowded, Callable: len(l.mu.watches[q.SessionId]) > 0, Token: q.TokenNumber,
+			Paths: cleanPaths(q.Paths),
 		})
 		if a.Calls {
 			l.callLocked(now)
@@ -220,6 +225,50 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 		l.rouse()
 	}
 	return reply, nil
+}
+
+// Bounds of what is kept of a session's paths.
+const (
+	mostPaths   = 8
+	pathWord    = 32 // bytes
+	longestPath = 200
+)
+
+// cleanPaths is what a session says of its paths, bounded, and without what could write over a terminal.
+func cleanPaths(p *dirpb.ClientPaths) *dirpb.ClientPaths {
+	if p == nil {
+		return nil
+	}
+	own := &dirpb.ClientPaths{Host: clean(p.Host, 64), Adapter: p.Adapter}
+	for _, x := range p.Paths[:min(len(p.Paths), mostPaths)] {
+		own.Paths = append(own.Paths, &dirpb.ClientPath{Provider: clean(x.GetProvider(), pathWord),
+			Reason: clean(x.GetReason(), pathWord), Detail: clean(x.GetDetail(), longestPath),
+			Connections: x.GetConnections()})
+	}
+	return own
+}
+
+// cleanStats likewise bounds what a memory node says of its adapters.
+func cleanStats(x *dirpb.NodeStats) *dirpb.NodeStats {
+	if x == nil {
+		return nil
+	}
+	x.Fabrics = slices.DeleteFunc(x.Fabrics[:min(len(x.Fabrics), 4)], func(f *dirpb.Fabric) bool { return f == nil })
+	for _, f := range x.Fabrics {
+		f.Device, f.Gid, f.GidType = clean(f.Device, 64), clean(f.Gid, 64), clean(f.GidType, pathWord)
+	}
+	return x
+}
+
+// clean is s in printable characters and at most n bytes.
+func clean(s string, n int) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return -1
+		}
+		return r
+	}, s[:min(len(s), n)])
+	return strings.Clone(s) // not a part of the message
 }
 
 // Renewals is how many renewals of sessions this process has answered, as the leader.

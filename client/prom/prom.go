@@ -74,8 +74,11 @@ var (
 	epochLag = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may "+
 		"still work in.")
 	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
-	paths       = desc("paths", "Ways to memory nodes, where either end has several ports, by state. A connection "+
+	routes      = desc("routes", "Ways to memory nodes, where either end has several ports, by state. A connection "+
 		"avoids those that have failed.", "state")
+	path = desc("path", "Memory nodes that the session is connected to, by provider and reason. Over tcp, "+
+		"where RDMA is within reach, that is not-built, no-adapter, adapter-unusable, not-offered, dial-failed or "+
+		"asked-for. Otherwise it is empty.", "provider", "reason")
 )
 
 // usual are the operations of every client. Those of janitors and evictors are shown
@@ -92,7 +95,7 @@ func (x collector) Describe(ch chan<- *prometheus.Desc) {
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
 		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, pins, pinsPassed,
 		pinsOver, pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
-		epochLag, connections, paths,
+		epochLag, connections, path, routes,
 	} {
 		ch <- d
 	}
@@ -156,11 +159,14 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(connections, n, provider)
 	}
 	failed := uint64(0)
-	for _, p := range s.Paths {
+	for _, p := range s.Routes {
 		if p.Err != "" {
 			failed++
 		}
 	}
-	gauge(paths, uint64(len(s.Paths))-failed, "up")
-	gauge(paths, failed, "failed")
+	gauge(routes, uint64(len(s.Routes))-failed, "up")
+	gauge(routes, failed, "failed")
+	for _, p := range s.Paths {
+		gauge(path, uint64(p.Connections), p.Provider, p.Reason)
+	}
 }

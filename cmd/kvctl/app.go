@@ -64,6 +64,7 @@ type app struct {
 	directory []string
 	namespace string
 	provider  string
+	require   string
 	// rdmaDevice is verbs.Options.Device.
 	rdmaDevice string
 	timeout    time.Duration
@@ -364,6 +365,8 @@ func (a *app) globalFlags(f *pflag.FlagSet) {
 	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
 	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+
 		" (default: the best that both ends have)")
+	f.StringVar(&a.require, "require", a.require, "rdma: reach memory nodes by RDMA alone, and fail with the reason "+
+		"where that cannot be (default: by what there is)")
 	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or "+
 		"NAME/PORT/GIDINDEX (default: the best)")
 	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
@@ -526,7 +529,10 @@ func (a *app) checkFlags() error {
 	case a.tlsName != "" && a.tlsCA == "":
 		return usagef("--tls-server-name: want --tls-ca as well")
 	}
-	var err error
+	err := providers.CheckRequire(a.require, a.provider)
+	if err != nil {
+		return usagef("--require %q: %w", a.require, err)
+	}
 	if _, err = identity.ParseMapping(a.identities.TrustDomain, nil); err != nil {
 		return usagef("--identity-trust-domain: %w", err)
 	}

@@ -99,11 +99,12 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 			leader = d.GetId()
 		}
 	}
-	var lent, used uint64
+	var lent, used, registered uint64
 	for _, n := range m.GetNodes() {
 		if n.GetState() == dirpb.NodeState_NODE_UP {
 			lent += n.GetCapacityBytes()
 			used += n.GetUsedBytes()
+			registered += overview.Registered(m, n)
 		}
 	}
 	whole, pgs, serves := 0, 0, overview.InUse(m)
@@ -132,12 +133,12 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		}
 	}
 	a.printVerdict(st)
-	a.printTable(row{"Store", st.GetClusterId()}, []row{
+	rows := []row{
 		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, pgs) +
 			unusedText(len(m.GetPgs())-pgs)},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodesText(m.GetNodes())},
-		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
+		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), registeredText(registered, used))},
 		{"atomics", atomicsText(m.GetNodes())},
 		{"namespaces", namespacesText(st)},
 		{"shards", len(m.GetShards())},
@@ -147,7 +148,11 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", epochText(st)},
 		{"access", accessText(st)},
-	})
+	}
+	if text := overview.PathsText(st); text != "" {
+		rows = append(rows, row{"tcp in place of RDMA", text})
+	}
+	a.printTable(row{"Store", st.GetClusterId()}, rows)
 	if sums := overview.Sums(memories); len(sums) > 0 {
 		more := ""
 		if n := len(sums); !all && n > shortRows {
@@ -358,8 +363,17 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.stdout, "%s,\"regions\":%d}\n", bytes.TrimSuffix(b, []byte("}")),
-				regionsOn(st.GetMap(), n.GetId()))
+			var fabrics [][]byte // the leader alone knows them
+			for _, f := range st.GetNodeStats()[n.GetId()].GetFabrics() {
+				text, err := protoJSON(f)
+				if err != nil {
+					return err
+				}
+				fabrics = append(fabrics, text)
+			}
+			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n",
+				bytes.TrimSuffix(b, []byte("}")), regionsOn(st.GetMap(), n.GetId()),
+				overview.Registered(st.GetMap(), n), bytes.Join(fabrics, []byte(",")))
 		}
 		return nil
 	}
@@ -370,12 +384,21 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 			ends = append(ends, endpointText(e))
 		}
 		rows = append(rows, row{n.GetId(), n.GetName(), overview.NodeState(n), yesNo(n.GetDraining()),
-			regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()), bytesText(n.GetUsedBytes()),
+			regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()),
+			registeredText(overview.Registered(st.GetMap(), n), n.GetUsedBytes()),
 			bootText(n), n.GetDomain(), strings.Join(ends, ", ")})
 	}
 	a.printTable(row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Boot", "Domain", "Endpoints"},
 		rows)
 	return nil
+}
+
+// registeredText is how much of regions is registered, if that is not all.
+func registeredText(registered, used uint64) string {
+	if registered == used {
+		return bytesText(used)
+	}
+	return bytesText(registered) + " of " + bytesText(used)
 }
 
 // bootText is the number of a process whose memory the next one takes over; "-": it ends with this one.

@@ -9,11 +9,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/doctor"
-	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
-	return &cobra.Command{
+	var serve bool
+	var listen, against string
+	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Tell how well this machine can do RDMA, and what to do about it",
 		Long: "Look at this machine's RDMA adapters, kernel modules, limits, huge pages and\n" +
@@ -24,25 +25,56 @@ func (a *app) doctorCommand() *cobra.Command {
 			"  warn  something that is there does not work, or not well\n" +
 			"  FAIL  a provider that must work does not: shm and tcp, or the one that\n" +
 			"        --provider names\n\n" +
-			"Exit status 1 if something is FAIL. A machine without an adapter fails with\n--provider verbs only.",
+			"Exit status 1 if something is FAIL. A machine without an adapter fails with\n" +
+			"--provider verbs only.\n\n" +
+			"--against HOST measures the way to another machine, on which kvctl doctor --serve\nruns: " +
+			"a ping-pong and each verb's bandwidth. It tells what was lost\nmeanwhile, and compares MTUs and " +
+			"versions of RoCE. It works over tcp too, without an\nadapter.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.provider != "" && !slices.Contains(doctor.Providers, a.provider) {
 				return usagef("--provider %q: want one of %s", a.provider, strings.Join(doctor.Providers, ", "))
 			}
-			return a.doctor(doctor.Examine(doctor.Local(verbs.Options{Device: a.rdmaDevice}), a.provider))
+			switch {
+			case serve && against != "":
+				return usagef("--serve, --against: want one of them on either machine")
+			case listen != "" && !serve:
+				return usagef("--listen: is for --serve")
+			case a.provider == "shm" && (serve || against != ""):
+				return usagef("--provider shm: ends within one machine; want tcp or verbs")
+			case serve:
+				return a.doctorServe(cmd.Context(), doctorListen(listen))
+			}
+			findings := doctor.Examine(a.local(), a.provider)
+			if against == "" {
+				return a.doctor(findings, nil)
+			}
+			more, results, err := a.against(cmd.Context(), against)
+			if err != nil {
+				return err
+			}
+			return a.doctor(append(findings, more...), results)
 		},
 	}
+	f := c.Flags()
+	f.StringVar(&against, "against", "", "measure the way to HOST[:PORT] too, where kvctl doctor --serve runs")
+	f.BoolVar(&serve, "serve", false, "be the other machine of --against, until interrupted")
+	f.StringVar(&listen, "listen", "", "address of --serve (default "+doctorListen("")+")")
+	return c
 }
 
-func (a *app) doctor(findings []doctor.Finding) error {
+func (a *app) doctor(findings []doctor.Finding, results []measured) error {
 	count := map[doctor.Level]int{}
 	for _, f := range findings {
 		count[f.Level]++
 	}
 	if a.json() {
-		if err := a.printJSON(map[string]any{"findings": findings}); err != nil {
+		out := map[string]any{"findings": findings}
+		if len(results) > 0 {
+			out["results"] = results
+		}
+		if err := a.printJSON(out); err != nil {
 			return err
 		}
 	} else {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/internal/verbperf"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -29,6 +30,7 @@ type perfOptions struct {
 	listen        string
 	connect       string
 	passiveDevice string
+	register      string
 }
 
 func (a *app) perfCommand() *cobra.Command {
@@ -45,6 +47,8 @@ func (a *app) perfCommand() *cobra.Command {
 			"--verbs PINGPONG measures WRITE as ib_write_lat does (WRITE_PINGPONG): half the\ntime of a WRITE there " +
 			"and one back, each seen by polling memory. It keeps a\nprocessor busy on either side, and the passive " +
 			"side connects back.\n\n" +
+			"--register measures how long memory takes to register, in seconds a GiB, by kind of\npage and by the " +
+			"threads that take the pages beforehand. A memory node registers each\nregion that it lends.\n\n" +
 			"Between two machines: kvctl perf --server --provider tcp --listen HOST:PORT\nprints what to pass to " +
 			"kvctl perf --connect on the other.",
 		Args:    cobra.NoArgs,
@@ -57,6 +61,10 @@ func (a *app) perfCommand() *cobra.Command {
 					"--rdma-device")
 			case o.passiveDevice != "" && provider != "verbs":
 				return usagef("--passive-device: provider %s has no adapters", provider)
+			case o.register != "" && (o.server || o.connect != ""):
+				return usagef("--register: is for this process alone, without --server and --connect")
+			case o.register != "":
+				return a.perfRegister(cmd.Context(), provider, o.register)
 			case o.server:
 				return a.perfServe(cmd.Context(), provider, o.listen)
 			}
@@ -79,7 +87,46 @@ func (a *app) perfCommand() *cobra.Command {
 	f.StringVar(&o.connect, "connect", "", "what a passive side printed")
 	f.StringVar(&o.passiveDevice, "passive-device", "", "RDMA adapter of the passive side that is started (default: "+
 		"as --rdma-device)")
+	f.StringVar(&o.register, "register", "", "measure how long memory of this size takes to register instead")
+	f.Lookup("register").NoOptDefVal = "1GiB"
 	return c
+}
+
+// perfRegister measures what registering memory takes.
+func (a *app) perfRegister(ctx context.Context, provider, size string) error {
+	n, err := parseBytes(size)
+	if err != nil || n < 2<<20 || n > 1<<40 || n%(2<<20) != 0 {
+		return usagef("--register=%s: want 2MiB to 1TiB, in steps of 2MiB", size)
+	}
+	dev, err := a.perfOpen(provider)
+	if err != nil {
+		return err
+	}
+	defer a.closed("device", dev.Close)
+	rs, err := verbperf.Registers(ctx, dev, int64(n))
+	if err != nil {
+		return err
+	}
+	if a.json() {
+		return a.printJSON(map[string]any{"provider": provider, "registrations": rs})
+	}
+	fmt.Fprintf(a.stdout, "provider %s, %s\n", provider, units.Bytes(n))
+	var rows []row
+	var missing []string
+	for _, r := range rs {
+		if r.Missing != "" {
+			missing = append(missing, fmt.Sprintf("%s pages: %s", r.Pages, oneLine(r.Missing)))
+			continue
+		}
+		s := func(sec float64) string { return strconv.FormatFloat(sec, 'f', 4, 64) }
+		rows = append(rows, row{r.Pages, r.Threads, s(r.Alloc), s(r.Register), s(r.Alloc + r.Register),
+			s(r.Deregister)})
+	}
+	a.printTable(row{"Pages", "Threads", "Take s/GiB", "Register s/GiB", "Both s/GiB", "Deregister s/GiB"}, rows)
+	for _, m := range missing {
+		fmt.Fprintln(a.stdout, m)
+	}
+	return nil
 }
 
 func (o *perfOptions) plan() (cases []verbperf.Case, err error) {

@@ -87,8 +87,8 @@ func (sh *shell) drop() {
 
 // reach lists the flags that say which store it is, and how it is reached.
 func (a *app) reach() string {
-	return fmt.Sprintf("%#v", []any{a.directory, a.namespace, a.provider, a.rdmaDevice, a.timeout, a.tlsCA, a.tlsCert,
-		a.tlsKey, a.tlsCRL, a.tlsName, a.identities, a.insecure})
+	return fmt.Sprintf("%#v", []any{a.directory, a.namespace, a.provider, a.require, a.rdmaDevice, a.timeout,
+		a.tlsCA, a.tlsCert, a.tlsKey, a.tlsCRL, a.tlsName, a.identities, a.insecure})
 }
 
 // open is the backend of a command: the kept one, unless its flags name another.

@@ -87,7 +87,10 @@ func openStore(a *app) (backend, error) {
 		return nil, usagef("--rdma-device: %w", err)
 	}
 	devices, err := providers.OpenFor(a.provider, a.providerOptions(cfg))
-	if err != nil {
+	switch {
+	case err != nil && a.require != "":
+		return nil, fmt.Errorf("--require: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("--provider: %w", err)
 	}
 	b, err := newRemote(a, a.directory, cfg, devices)
@@ -99,7 +102,7 @@ func openStore(a *app) (backend, error) {
 
 // providerOptions are what the flags say of providers.
 func (a *app) providerOptions(cfg *tls.Config) providers.Options {
-	return providers.Options{TLSClient: cfg, Identities: a.mapping, Verbs: verbs.Options{
+	return providers.Options{TLSClient: cfg, Identities: a.mapping, Require: a.require, Verbs: verbs.Options{
 		Device: a.rdmaDevice, Logger: a.debugLog()}}
 }
 
@@ -128,8 +131,8 @@ func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Devi
 		return nil, usagef("--directory: dirclient: %w", err)
 	}
 	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace,
-		Provider: a.provider,
-		Devices:  devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg,
+		Provider: a.provider, Require: a.require,
+		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg,
 		Identities: a.identities, Logger: log}}, nil
 }
 

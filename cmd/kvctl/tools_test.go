@@ -142,6 +142,38 @@ func TestPerf(t *testing.T) {
 }
 
 // A ping-pong wants flags with which the passive side can connect back.
+// Registration is measured for every kind of page, or it is said why there are none.
+func TestPerfRegister(t *testing.T) {
+	e := &env{t: t, now: time.Now}
+	for _, p := range []string{"shm", "tcp"} {
+		out := e.must("", "-o", "json", "--provider", p, "perf", "--register=64MiB")
+		kinds := map[string]int{}
+		for _, r := range decode[struct{ Registrations []verbperf.Registration }](t, out).Registrations {
+			kinds[r.Pages]++
+			if r.Missing != "" && r.Pages == "2MiB" {
+				continue
+			}
+			if r.Missing != "" || r.Alloc <= 0 || r.Register <= 0 || r.Deregister <= 0 || r.Bytes != 64<<20 {
+				t.Errorf("%s: %+v", p, r)
+			}
+		}
+		if kinds["4KiB"] < 2 || kinds["THP"] != kinds["4KiB"] || kinds["2MiB"] == 0 {
+			t.Errorf("%s: %v", p, kinds)
+		}
+	}
+	if out := e.must("", "--provider", "tcp", "perf", "--register=2MiB"); !strings.Contains(out, "Register s/GiB") {
+		t.Error(out)
+	}
+	for _, size := range []string{"0", "3MiB", "x", "2TiB"} {
+		if r := e.run("", "perf", "--register="+size); r.code != exitUsage {
+			t.Errorf("--register=%s: %+v", size, r)
+		}
+	}
+	if r := e.run("", "perf", "--register", "--server"); r.code != exitUsage {
+		t.Errorf("--register --server: %+v", r)
+	}
+}
+
 func TestPerfHome(t *testing.T) {
 	for _, c := range []struct {
 		app  app

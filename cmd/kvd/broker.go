@@ -32,7 +32,6 @@ import (
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) brokerRole() role {
@@ -85,8 +84,13 @@ func (a *app) broker(ctx context.Context, c *config.Broker) (err error) {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer closing(func() error { return closeListener(lis) })
+	vo, err := verbsOptions(c.RDMADevice, c.RDMA, log)
+	if err != nil {
+		return err
+	}
 	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
-		Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+		Require: c.Require,
+		Verbs:   vo})
 	if err != nil {
 		return err
 	}
@@ -260,7 +264,8 @@ func openWhenThere(ctx context.Context, name string, o brokerOptions) (*client.C
 	host, _ := os.Hostname() // empty: the page is left to tell it
 	for {
 		c, err := client.Open(ctx, client.Options{Directory: o.settings.Directory, Namespace: name, Devices: o.devices,
-			Provider: o.settings.Provider, Name: overview.BrokerName(host, os.Getpid(), o.page), TLS: o.tls,
+			Provider: o.settings.Provider, Require: o.settings.Require,
+			Name: overview.BrokerName(host, os.Getpid(), o.page), TLS: o.tls,
 			Identities: client.Identities(o.settings.Identity), Logger: o.log, ViewBytes: int(o.settings.ViewMemory),
 			Views: o.settings.Views})
 		switch {

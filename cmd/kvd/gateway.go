@@ -33,7 +33,6 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) gatewayRole() role {
@@ -97,8 +96,13 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(l.close) // the gateway did, unless it never began
+	vo, err := verbsOptions(c.RDMADevice, c.RDMA, log)
+	if err != nil {
+		return err
+	}
 	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
-		Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+		Require: c.Require,
+		Verbs:   vo})
 	if err != nil {
 		return err
 	}
@@ -404,8 +408,8 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	for {
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.settings.Directory, Namespace: name, Devices: g.o.devices,
-			Provider: g.o.settings.Provider,
-			Name:     fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
+			Provider: g.o.settings.Provider, Require: g.o.settings.Require,
+			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
 			Identities: client.Identities(g.o.settings.Identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.

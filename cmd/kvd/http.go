@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strconv"
 
@@ -32,7 +33,7 @@ func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Confi
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	if err := s.Register(metrics.TLS(a.sources)); err != nil {
+	if err := s.Register(metrics.TLS(a.sources), metrics.RDMA(os.DirFS("/sys/class/infiniband"))); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil

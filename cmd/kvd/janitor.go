@@ -66,8 +66,13 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err := web.Register(jobs, metrics.Listeners(map[string]*netsrv.Door{"http": web.Door()})); err != nil {
 		return err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice,
-		tls: creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
+	vo, err := verbsOptions(c.RDMADevice, c.RDMA, log)
+	if err != nil {
+		return err
+	}
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, require: c.Require,
+		verbs: vo,
+		tls:   creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
 	if err != nil {
 		return err
 	}
@@ -100,14 +105,14 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 type janitorOptions struct {
 	directory []string
 	provider  string // empty: any
-	// rdmaDevice is verbs.Options.Device.
-	rdmaDevice string
-	tls        *tls.Config
-	identity   config.Identity
-	poll       time.Duration // 0: the janitor's own default
-	window     int           // 0: the janitor's own default
-	jobs       *metrics.Janitor
-	log        *slog.Logger
+	require   string // as in client.Options
+	verbs     verbs.Options
+	tls       *tls.Config
+	identity  config.Identity
+	poll      time.Duration // 0: the janitor's own default
+	window    int           // 0: the janitor's own default
+	jobs      *metrics.Janitor
+	log       *slog.Logger
 }
 
 // runningJanitor is a janitor of this process, with devices of its own.
@@ -121,7 +126,7 @@ type runningJanitor struct {
 func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	j = &runningJanitor{done: make(chan struct{})}
 	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Identities: o.identity.Mapping(),
-		Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
+		Require: o.require, Verbs: o.verbs}); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -129,7 +134,7 @@ func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	go func() {
 		defer close(j.done)
 		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider,
-			TLS: o.tls, Identities: client.Identities(o.identity),
+			Require: o.require, TLS: o.tls, Identities: client.Identities(o.identity),
 			Logger: o.log, Poll: o.poll, Window: o.window,
 			Done: func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error) {
 				o.jobs.Count(kind, jobResult(ctx, err), took, report.GetTransferredBytes())
@@ -160,9 +165,27 @@ func (j *runningJanitor) stop() error {
 	return errors.Join(j.err, providers.Close(j.devices))
 }
 
+// verbsOptions are what the settings say of the RDMA adapter.
+func verbsOptions(device string, r config.RDMA, log *slog.Logger) (verbs.Options, error) {
+	o := verbs.Options{Device: device, Logger: log, MTU: r.MTU, PeerTimeout: r.PeerTimeout, Fabric: verbs.Fabric{
+		TrafficClass: r.TrafficClass, ServiceLevel: r.ServiceLevel, PKeyIndex: r.PKeyIndex, GIDType: r.GIDType,
+		GIDAddress: r.GIDAddress, RetryCount: r.RetryCount, RNRRetry: r.RNRRetry, HopLimit: r.HopLimit,
+		FlowLabel: r.FlowLabel}}
+	one := o
+	for _, one.Device = range append(config.List(device), "") {
+		if err := one.Validate(); err != nil {
+			return o, usageError{fmt.Errorf("rdma: %w", err)}
+		}
+	}
+	return o, nil
+}
+
 // openDevices opens what clients of this process reach memory nodes by: one provider,
 // or, if it is empty, all.
 func openDevices(provider string, o providers.Options) ([]*rdma.Device, error) {
+	if err := providers.CheckRequire(o.Require, provider); err != nil {
+		return nil, usageError{fmt.Errorf("require %q: %w", o.Require, err)}
+	}
 	devices, err := providers.OpenFor(provider, o)
 	if errors.Is(err, providers.ErrUnknown) {
 		return nil, usageError{fmt.Errorf("provider: %w", err)}

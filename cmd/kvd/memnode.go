@@ -400,7 +400,11 @@ func janitorBeside(web *httpd.Server, c *config.MemNode, creds *tls.Config, devi
 	if err := web.Register(jobs); err != nil {
 		return nil, err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: device, tls: creds, identity: c.Identity,
+	vo, err := verbsOptions(device, c.RDMA, log)
+	if err != nil {
+		return nil, err
+	}
+	j, err := startJanitor(janitorOptions{directory: c.Directory, verbs: vo, tls: creds, identity: c.Identity,
 		jobs: jobs, log: log})
 	if err != nil {
 		return nil, err
@@ -469,7 +473,10 @@ type verbsWay struct {
 func verbsListens(c *config.MemNode, open bool, log *slog.Logger) (ways []verbsWay, lacking, err error) {
 	devices, addrs := config.List(c.RDMADevice), config.List(c.ListenVerbs)
 	for i := range max(len(devices), len(addrs)) {
-		o := verbs.Options{Device: nth(devices, i), Logger: log}
+		o, err := verbsOptions(nth(devices, i), c.RDMA, log)
+		if err != nil {
+			return nil, nil, err
+		}
 		switch c.RDMAAtomics {
 		case "nic":
 			o.Atomics = verbs.AtomicsNIC

@@ -192,6 +192,34 @@ func TestViews(t *testing.T) {
 	}
 }
 
+// The record under a View goes, and others want its memory: a View that held has shown the record's own bytes.
+func TestViewsOfWhatIsGone(t *testing.T) {
+	w := newWorld(t, withViews(nil))
+	p := w.looker(t)
+	const size = 100_000
+	want := w.put(t, "k", size)
+	c, slot := p.one(ring.Submission{Op: ring.OpView, Word: 1, TTL: 10_000}, "k", "")
+	slot = bytes.Clone(slot)
+	p.see(c, slot)
+	for round := range 200 {
+		w.put(t, "k", size-1-round)
+		if err := w.c["default"].Delete(t.Context(), []byte("k")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := bytes.Clone(p.see(c, slot))
+	r, _ := p.one(ring.Submission{Op: ring.OpViewRelease, Word: 1}, "", "")
+	if r.Code == ring.OK && !bytes.Equal(got, want) {
+		t.Error("a view that held has shown other bytes")
+	}
+	if r.Code != ring.OK && r.Code != ring.ViewExpired {
+		t.Errorf("the release ended with code %d", r.Code)
+	}
+	if got := w.seen(); got != [2]int64{} {
+		t.Errorf("views are left: %v", got)
+	}
+}
+
 // Views are bounded for each socket, by number and by bytes; a socket has none unless that is set.
 func TestViewLimits(t *testing.T) {
 	w := newWorld(t, withViews(func(l *Limits) { l.Views, l.ViewBytes = 3, 1<<20 }))

@@ -109,6 +109,7 @@ type MemNode struct {
 	ControlSocket  string   `mapstructure:"control-socket" usage:"socket where root, and the user of this process, may choose the program of the next one that serves: a path, auto or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
+	RDMA           RDMA     `mapstructure:"rdma"`
 	TLS            TLS      `mapstructure:"tls"`
 	Identity       Identity `mapstructure:"identity"`
 	Insecure       bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
@@ -119,10 +120,12 @@ type MemNode struct {
 type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	Require    string        `mapstructure:"require" usage:"rdma: reach memory nodes by RDMA alone, and fail with the reason where that cannot be; empty: by what there is"`
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best. Several, with commas between, are all used"`
 	Poll       time.Duration `mapstructure:"poll" usage:"pause between two questions for work while there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	RDMA       RDMA          `mapstructure:"rdma"`
 	TLS        TLS           `mapstructure:"tls"`
 	Identity   Identity      `mapstructure:"identity"`
 	Insecure   bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
@@ -172,39 +175,13 @@ type Gateway struct {
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	Require    string `mapstructure:"require" usage:"rdma: reach memory nodes by RDMA alone, and fail with the reason where that cannot be; empty: by what there is"`
 	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best. Several, with commas between, are all used"`
 
 	// As for every daemon.
 	HTTPListen string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	OTLP       bool     `mapstructure:"otlp" usage:"export the metrics, and spans of commands, by OTLP, as the variables OTEL_* say; for a kvd of make build-otel"`
-	TLS        TLS      `mapstructure:"tls"`
-	Identity   Identity `mapstructure:"identity"`
-	Insecure   bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
-	Log        Log      `mapstructure:"log"`
-}
-
-// Broker are the settings of `kvd broker`.
-type Broker struct {
-	Directory  []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Namespaces []string `mapstructure:"namespaces" usage:"namespaces that programs may name; the first is for those that name none"`
-
-	// The programs that may connect, and how much these may use.
-	Listen      string        `mapstructure:"listen" usage:"path of the socket that programs of this machine connect to"`
-	Users       []string      `mapstructure:"users" usage:"users who may connect, by name or number; empty: this process's own, and root"`
-	SecretFile  string        `mapstructure:"secret-file" usage:"file whose only line programs must say, for containers in which users mean nothing; empty: nothing"`
-	MaxClients  int           `mapstructure:"max-clients" usage:"how many programs may be connected at a time"`
-	MaxPins     int           `mapstructure:"max-pins" usage:"how many keys programs may pin at a time. A pin counts until its time is over, also if its key is unpinned or pinned again"`
-	ArenaMemory Size          `mapstructure:"arena-memory" usage:"memory that programs may share with the broker, together. It is theirs, and pinned if an adapter needs that"`
-	Timeout     time.Duration `mapstructure:"timeout" usage:"time of an operation for which the program names none"`
-	ViewMemory  Size          `mapstructure:"view-memory" usage:"bytes of values that programs may view in place, together. A program with a view can read all of the region that the value lies in; 0: there are no views"`
-	Views       int           `mapstructure:"views" usage:"how many views there may be at a time"`
-
-	// How memory nodes are reached, as for every client.
-	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best. Several, with commas between, are all used"`
-
-	// As for every daemon.
-	HTTPListen string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	RDMA       RDMA     `mapstructure:"rdma"`
 	TLS        TLS      `mapstructure:"tls"`
 	Identity   Identity `mapstructure:"identity"`
 	Insecure   bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
@@ -227,6 +204,22 @@ type Log struct {
 type Identity struct {
 	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name the owners of certificates; empty: any that tls.ca vouches for"`
 	Units       []string `mapstructure:"units" usage:"roles of certificates without a SPIFFE id, by an organizational unit of the subject, such as storage=memnode"`
+}
+
+// RDMA says how an RDMA adapter's packets go, beside rdma-device: verbs.Options has the same with the same names. 0 and
+// empty are the defaults.
+type RDMA struct {
+	TrafficClass int           `mapstructure:"traffic-class" usage:"traffic class of what this process sends by RDMA: a DSCP times 4, 0 to 255"`
+	ServiceLevel int           `mapstructure:"service-level" usage:"InfiniBand's service level, 0 to 15; RoCE adapters may take it for the priority"`
+	PKeyIndex    int           `mapstructure:"pkey-index" usage:"place of the partition in the port's P_Key table"`
+	GIDType      string        `mapstructure:"gid-type" usage:"type of the GID to choose: RoCE v2, RoCE v1 or IB; empty: any"`
+	GIDAddress   string        `mapstructure:"gid-address" usage:"address of the GID to choose, or its prefix, such as 10.1.0.0/16; empty: any"`
+	MTU          int           `mapstructure:"mtu" usage:"path MTU in bytes: 256, 512, 1024, 2048 or 4096; 0: the port's"`
+	RetryCount   int           `mapstructure:"retry-count" usage:"how often a packet is sent again that nobody acknowledges, 1 to 6; 0: 6"`
+	RNRRetry     int           `mapstructure:"rnr-retry" usage:"how often a packet is sent again that finds no receive posted, 1 to 6; 0: 6"`
+	PeerTimeout  time.Duration `mapstructure:"peer-timeout" usage:"about how long all tries of a packet take, 50ms to 1m; 0: 500ms"`
+	HopLimit     int           `mapstructure:"hop-limit" usage:"how many routers a packet may pass over InfiniBand, 1 to 255; 0: 64. Over RoCE, Linux takes the route's"`
+	FlowLabel    int           `mapstructure:"flow-label" usage:"flow label, 1 to 1048575; 0: one at random for each connection, which spreads them over paths"`
 }
 
 // TLS names PEM files. All empty: no TLS.
@@ -289,17 +282,6 @@ func DefaultGateway() *Gateway {
 		ScriptMemory: 64 << 20,
 		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second, SlowlogTime: 10 * time.Millisecond, SlowlogMaxLen: 128,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
-	}
-}
-
-// DefaultBrokerNode gives `kvd broker` without any settings.
-func DefaultBrokerNode() *Broker {
-	return &Broker{
-		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker,
-		Users: []string{}, MaxClients: 64, MaxPins: 1 << 20, ArenaMemory: 16 << 30, Timeout: 10 * time.Second,
-		Views:      64,
-		HTTPListen: Off,
-		Identity:   Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -797,41 +779,6 @@ const maxBrokerViews = 4096
 
 // maxBrokerPins is more than the keys of a store that one machine pins within 70 minutes.
 const maxBrokerPins = 1 << 30
-
-// Validate implements [Settings].
-func (b *Broker) Validate() error {
-	var c checker
-	clear := b.Insecure || b.TLS != (TLS{})
-	c.directory(b.Directory, clear)
-	if len(b.Namespaces) == 0 {
-		c.required("namespaces", "", "name a namespace at least, such as default")
-	}
-	if !filepath.IsAbs(b.Listen) {
-		c.bad("listen", b.Listen, "want an absolute path")
-	}
-	c.socket("listen", b.Listen)
-	if b.MaxClients < 1 || b.MaxClients > maxBrokerClients {
-		c.bad("max-clients", b.MaxClients, "want 1 to %d", maxBrokerClients)
-	}
-	if b.MaxPins < 1 || b.MaxPins > maxBrokerPins {
-		c.bad("max-pins", b.MaxPins, "want 1 to %d", maxBrokerPins)
-	}
-	if b.ArenaMemory < 1<<20 || b.ArenaMemory > maxMemory {
-		c.bad("arena-memory", b.ArenaMemory, "want %v to %v", Size(1<<20), maxMemory)
-	}
-	c.least("timeout", b.Timeout, 10*time.Millisecond)
-	if b.ViewMemory > maxMemory {
-		c.bad("view-memory", b.ViewMemory, "want at most %v", maxMemory)
-	}
-	if b.Views < 1 || b.Views > maxBrokerViews {
-		c.bad("views", b.Views, "want 1 to %d", maxBrokerViews)
-	}
-	c.http(b.HTTPListen, clear)
-	c.tls(b.TLS)
-	c.identity(b.Identity)
-	c.log(b.Log)
-	return c.err()
-}
 
 // Validate implements [Settings].
 func (h *Health) Validate() error {

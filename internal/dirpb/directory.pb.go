@@ -3911,7 +3911,9 @@ type RenewRequest struct {
 	Crowded bool `protobuf:"varint,60,opt,name=crowded,proto3" json:"crowded,omitempty"`
 	// At most 4,096 blocks of status words that the session gives back: no intent names any of them, and none of its own will. It
 	// counts them as its own, and says so with every renewal, until one has been answered.
-	StatusBack    []*StatusBlock `protobuf:"bytes,50,rep,name=status_back,json=statusBack,proto3" json:"status_back,omitempty"`
+	StatusBack []*StatusBlock `protobuf:"bytes,50,rep,name=status_back,json=statusBack,proto3" json:"status_back,omitempty"`
+	// By what the session reaches memory nodes, for operators; absent: what it said to this leadership is still so.
+	Paths         *ClientPaths `protobuf:"bytes,230,opt,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4037,6 +4039,144 @@ func (x *RenewRequest) GetStatusBack() []*StatusBlock {
 	return nil
 }
 
+func (x *RenewRequest) GetPaths() *ClientPaths {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+// ClientPaths are how a session reaches memory nodes, by its own account. The leader alone keeps them: at most 8 paths, with texts of
+// printable characters, cut where they are long.
+type ClientPaths struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`        // the name of its machine
+	Adapter       bool                   `protobuf:"varint,2,opt,name=adapter,proto3" json:"adapter,omitempty"` // the machine has an RDMA adapter
+	Paths         []*ClientPath          `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClientPaths) Reset() {
+	*x = ClientPaths{}
+	mi := &file_directory_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClientPaths) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClientPaths) ProtoMessage() {}
+
+func (x *ClientPaths) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClientPaths.ProtoReflect.Descriptor instead.
+func (*ClientPaths) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ClientPaths) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ClientPaths) GetAdapter() bool {
+	if x != nil {
+		return x.Adapter
+	}
+	return false
+}
+
+func (x *ClientPaths) GetPaths() []*ClientPath {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+// ClientPath is a provider by which some memory nodes are reached.
+type ClientPath struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`            // a word that says why not by verbs; empty: there is nothing to say
+	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`            // the same for people
+	Connections   uint32                 `protobuf:"varint,4,opt,name=connections,proto3" json:"connections,omitempty"` // memory nodes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClientPath) Reset() {
+	*x = ClientPath{}
+	mi := &file_directory_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClientPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClientPath) ProtoMessage() {}
+
+func (x *ClientPath) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClientPath.ProtoReflect.Descriptor instead.
+func (*ClientPath) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ClientPath) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *ClientPath) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ClientPath) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *ClientPath) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
 type RenewReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	LeaseMillis uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
@@ -4061,7 +4201,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4073,7 +4213,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4086,7 +4226,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -4173,7 +4313,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4185,7 +4325,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4198,7 +4338,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -4247,7 +4387,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4259,7 +4399,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4272,7 +4412,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -4339,7 +4479,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4491,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4364,7 +4504,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -4424,7 +4564,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4436,7 +4576,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4449,7 +4589,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -4512,7 +4652,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4524,7 +4664,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4537,7 +4677,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -4583,7 +4723,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +4735,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +4748,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 type GrantExtentRequest struct {
@@ -4623,7 +4763,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4775,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4788,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -4698,7 +4838,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4710,7 +4850,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4723,7 +4863,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -4782,7 +4922,7 @@ type GrantStatusRequest struct {
 
 func (x *GrantStatusRequest) Reset() {
 	*x = GrantStatusRequest{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +4934,7 @@ func (x *GrantStatusRequest) String() string {
 func (*GrantStatusRequest) ProtoMessage() {}
 
 func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +4947,7 @@ func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GrantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GrantStatusRequest) GetSessionId() uint32 {
@@ -4842,7 +4982,7 @@ type GrantStatusReply struct {
 
 func (x *GrantStatusReply) Reset() {
 	*x = GrantStatusReply{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +4994,7 @@ func (x *GrantStatusReply) String() string {
 func (*GrantStatusReply) ProtoMessage() {}
 
 func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +5007,7 @@ func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusReply.ProtoReflect.Descriptor instead.
 func (*GrantStatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GrantStatusReply) GetBlock() *StatusBlock {
@@ -4893,7 +5033,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +5045,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4918,7 +5058,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -4937,7 +5077,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5089,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5102,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -4982,7 +5122,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5134,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5147,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -5045,7 +5185,7 @@ type MeetRequest struct {
 
 func (x *MeetRequest) Reset() {
 	*x = MeetRequest{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5057,7 +5197,7 @@ func (x *MeetRequest) String() string {
 func (*MeetRequest) ProtoMessage() {}
 
 func (x *MeetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5070,7 +5210,7 @@ func (x *MeetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetRequest.ProtoReflect.Descriptor instead.
 func (*MeetRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *MeetRequest) GetSessionIds() []uint32 {
@@ -5139,7 +5279,7 @@ type MeetReply struct {
 
 func (x *MeetReply) Reset() {
 	*x = MeetReply{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5151,7 +5291,7 @@ func (x *MeetReply) String() string {
 func (*MeetReply) ProtoMessage() {}
 
 func (x *MeetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5164,7 +5304,7 @@ func (x *MeetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetReply.ProtoReflect.Descriptor instead.
 func (*MeetReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *MeetReply) GetGateways() []*PeerGateway {
@@ -5193,7 +5333,7 @@ type PeerGateway struct {
 
 func (x *PeerGateway) Reset() {
 	*x = PeerGateway{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5345,7 @@ func (x *PeerGateway) String() string {
 func (*PeerGateway) ProtoMessage() {}
 
 func (x *PeerGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5358,7 @@ func (x *PeerGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerGateway.ProtoReflect.Descriptor instead.
 func (*PeerGateway) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PeerGateway) GetId() []byte {
@@ -5260,7 +5400,7 @@ type PagesRequest struct {
 
 func (x *PagesRequest) Reset() {
 	*x = PagesRequest{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5272,7 +5412,7 @@ func (x *PagesRequest) String() string {
 func (*PagesRequest) ProtoMessage() {}
 
 func (x *PagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5285,7 +5425,7 @@ func (x *PagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PagesRequest.ProtoReflect.Descriptor instead.
 func (*PagesRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PagesRequest) GetId() []byte {
@@ -5347,7 +5487,7 @@ type PagesReply struct {
 
 func (x *PagesReply) Reset() {
 	*x = PagesReply{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5359,7 +5499,7 @@ func (x *PagesReply) String() string {
 func (*PagesReply) ProtoMessage() {}
 
 func (x *PagesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5372,7 +5512,7 @@ func (x *PagesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PagesReply.ProtoReflect.Descriptor instead.
 func (*PagesReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PagesReply) GetPages() []*PageAt {
@@ -5402,7 +5542,7 @@ type PageAt struct {
 
 func (x *PageAt) Reset() {
 	*x = PageAt{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5414,7 +5554,7 @@ func (x *PageAt) String() string {
 func (*PageAt) ProtoMessage() {}
 
 func (x *PageAt) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5427,7 +5567,7 @@ func (x *PageAt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageAt.ProtoReflect.Descriptor instead.
 func (*PageAt) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PageAt) GetRole() string {
@@ -5491,7 +5631,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5503,7 +5643,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5516,7 +5656,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -5638,7 +5778,7 @@ type HeldRegion struct {
 
 func (x *HeldRegion) Reset() {
 	*x = HeldRegion{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5650,7 +5790,7 @@ func (x *HeldRegion) String() string {
 func (*HeldRegion) ProtoMessage() {}
 
 func (x *HeldRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5663,7 +5803,7 @@ func (x *HeldRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldRegion.ProtoReflect.Descriptor instead.
 func (*HeldRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *HeldRegion) GetPgId() uint32 {
@@ -5717,7 +5857,7 @@ type Position struct {
 
 func (x *Position) Reset() {
 	*x = Position{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5729,7 +5869,7 @@ func (x *Position) String() string {
 func (*Position) ProtoMessage() {}
 
 func (x *Position) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5742,7 +5882,7 @@ func (x *Position) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Position.ProtoReflect.Descriptor instead.
 func (*Position) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Position) GetClusterId() string {
@@ -5792,7 +5932,7 @@ type RetainedRegion struct {
 
 func (x *RetainedRegion) Reset() {
 	*x = RetainedRegion{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5804,7 +5944,7 @@ func (x *RetainedRegion) String() string {
 func (*RetainedRegion) ProtoMessage() {}
 
 func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5817,7 +5957,7 @@ func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainedRegion.ProtoReflect.Descriptor instead.
 func (*RetainedRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RetainedRegion) GetPgId() uint32 {
@@ -5860,7 +6000,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5872,7 +6012,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5885,7 +6025,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -5955,7 +6095,7 @@ type TokenKey struct {
 
 func (x *TokenKey) Reset() {
 	*x = TokenKey{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5967,7 +6107,7 @@ func (x *TokenKey) String() string {
 func (*TokenKey) ProtoMessage() {}
 
 func (x *TokenKey) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5980,7 +6120,7 @@ func (x *TokenKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenKey.ProtoReflect.Descriptor instead.
 func (*TokenKey) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *TokenKey) GetGeneration() uint32 {
@@ -6009,7 +6149,7 @@ type NamespaceQuota struct {
 
 func (x *NamespaceQuota) Reset() {
 	*x = NamespaceQuota{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6021,7 +6161,7 @@ func (x *NamespaceQuota) String() string {
 func (*NamespaceQuota) ProtoMessage() {}
 
 func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6034,7 +6174,7 @@ func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceQuota.ProtoReflect.Descriptor instead.
 func (*NamespaceQuota) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NamespaceQuota) GetNamespaceId() uint32 {
@@ -6071,7 +6211,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6083,7 +6223,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6096,7 +6236,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -6131,7 +6271,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6143,7 +6283,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6156,7 +6296,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -6239,7 +6379,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6251,7 +6391,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6264,7 +6404,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -6296,7 +6436,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6308,7 +6448,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6321,7 +6461,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 // ReportNode is what the keeper of a memory node says while none of its processes lives for long: why. It is repeated
@@ -6339,7 +6479,7 @@ type ReportNodeRequest struct {
 
 func (x *ReportNodeRequest) Reset() {
 	*x = ReportNodeRequest{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6351,7 +6491,7 @@ func (x *ReportNodeRequest) String() string {
 func (*ReportNodeRequest) ProtoMessage() {}
 
 func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6364,7 +6504,7 @@ func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ReportNodeRequest) GetName() string {
@@ -6396,7 +6536,7 @@ type ReportNodeReply struct {
 
 func (x *ReportNodeReply) Reset() {
 	*x = ReportNodeReply{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6408,7 +6548,7 @@ func (x *ReportNodeReply) String() string {
 func (*ReportNodeReply) ProtoMessage() {}
 
 func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6421,7 +6561,7 @@ func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeReply.ProtoReflect.Descriptor instead.
 func (*ReportNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 // PauseNodeRequest is a command of the directory's own, for RestartNode: for so long, or until another process of a memory node that keeps its
@@ -6437,7 +6577,7 @@ type PauseNodeRequest struct {
 
 func (x *PauseNodeRequest) Reset() {
 	*x = PauseNodeRequest{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6449,7 +6589,7 @@ func (x *PauseNodeRequest) String() string {
 func (*PauseNodeRequest) ProtoMessage() {}
 
 func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6462,7 +6602,7 @@ func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseNodeRequest.ProtoReflect.Descriptor instead.
 func (*PauseNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PauseNodeRequest) GetNodeId() uint32 {
@@ -6491,13 +6631,15 @@ type NodeStats struct {
 	DataPathCpuNanos uint64                 `protobuf:"varint,1,opt,name=data_path_cpu_nanos,json=dataPathCpuNanos,proto3" json:"data_path_cpu_nanos,omitempty"`
 	Connections      uint64                 `protobuf:"varint,2,opt,name=connections,proto3" json:"connections,omitempty"`
 	RegisteredBytes  uint64                 `protobuf:"varint,3,opt,name=registered_bytes,json=registeredBytes,proto3" json:"registered_bytes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Its adapters, by its own account: at most 4 are kept, with texts of printable characters, cut where they are long.
+	Fabrics       []*Fabric `protobuf:"bytes,230,rep,name=fabrics,proto3" json:"fabrics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6509,7 +6651,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6522,7 +6664,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -6542,6 +6684,170 @@ func (x *NodeStats) GetConnections() uint64 {
 func (x *NodeStats) GetRegisteredBytes() uint64 {
 	if x != nil {
 		return x.RegisteredBytes
+	}
+	return 0
+}
+
+func (x *NodeStats) GetFabrics() []*Fabric {
+	if x != nil {
+		return x.Fabrics
+	}
+	return nil
+}
+
+// Fabric is how an RDMA adapter's packets go: what ibv_modify_qp(3) is told of each connection.
+type Fabric struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	GidIndex      int32                  `protobuf:"zigzag32,3,opt,name=gid_index,json=gidIndex,proto3" json:"gid_index,omitempty"` // -1: packets have no GRH
+	Gid           string                 `protobuf:"bytes,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	GidType       string                 `protobuf:"bytes,5,opt,name=gid_type,json=gidType,proto3" json:"gid_type,omitempty"`
+	PathMtu       uint32                 `protobuf:"varint,6,opt,name=path_mtu,json=pathMtu,proto3" json:"path_mtu,omitempty"`                // bytes, at most
+	TrafficClass  uint32                 `protobuf:"varint,7,opt,name=traffic_class,json=trafficClass,proto3" json:"traffic_class,omitempty"` // the DSCP is its upper six bits
+	ServiceLevel  uint32                 `protobuf:"varint,8,opt,name=service_level,json=serviceLevel,proto3" json:"service_level,omitempty"`
+	PkeyIndex     uint32                 `protobuf:"varint,9,opt,name=pkey_index,json=pkeyIndex,proto3" json:"pkey_index,omitempty"`
+	Pkey          uint32                 `protobuf:"varint,10,opt,name=pkey,proto3" json:"pkey,omitempty"`
+	HopLimit      uint32                 `protobuf:"varint,11,opt,name=hop_limit,json=hopLimit,proto3" json:"hop_limit,omitempty"`
+	FlowLabel     uint32                 `protobuf:"varint,12,opt,name=flow_label,json=flowLabel,proto3" json:"flow_label,omitempty"` // 0: each connection has one at random
+	RetryCount    uint32                 `protobuf:"varint,13,opt,name=retry_count,json=retryCount,proto3" json:"retry_count,omitempty"`
+	RnrRetry      uint32                 `protobuf:"varint,14,opt,name=rnr_retry,json=rnrRetry,proto3" json:"rnr_retry,omitempty"`
+	Timeout       uint32                 `protobuf:"varint,15,opt,name=timeout,proto3" json:"timeout,omitempty"` // 4.096 us * 2^timeout for an acknowledgement
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fabric) Reset() {
+	*x = Fabric{}
+	mi := &file_directory_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fabric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fabric) ProtoMessage() {}
+
+func (x *Fabric) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fabric.ProtoReflect.Descriptor instead.
+func (*Fabric) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *Fabric) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Fabric) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Fabric) GetGidIndex() int32 {
+	if x != nil {
+		return x.GidIndex
+	}
+	return 0
+}
+
+func (x *Fabric) GetGid() string {
+	if x != nil {
+		return x.Gid
+	}
+	return ""
+}
+
+func (x *Fabric) GetGidType() string {
+	if x != nil {
+		return x.GidType
+	}
+	return ""
+}
+
+func (x *Fabric) GetPathMtu() uint32 {
+	if x != nil {
+		return x.PathMtu
+	}
+	return 0
+}
+
+func (x *Fabric) GetTrafficClass() uint32 {
+	if x != nil {
+		return x.TrafficClass
+	}
+	return 0
+}
+
+func (x *Fabric) GetServiceLevel() uint32 {
+	if x != nil {
+		return x.ServiceLevel
+	}
+	return 0
+}
+
+func (x *Fabric) GetPkeyIndex() uint32 {
+	if x != nil {
+		return x.PkeyIndex
+	}
+	return 0
+}
+
+func (x *Fabric) GetPkey() uint32 {
+	if x != nil {
+		return x.Pkey
+	}
+	return 0
+}
+
+func (x *Fabric) GetHopLimit() uint32 {
+	if x != nil {
+		return x.HopLimit
+	}
+	return 0
+}
+
+func (x *Fabric) GetFlowLabel() uint32 {
+	if x != nil {
+		return x.FlowLabel
+	}
+	return 0
+}
+
+func (x *Fabric) GetRetryCount() uint32 {
+	if x != nil {
+		return x.RetryCount
+	}
+	return 0
+}
+
+func (x *Fabric) GetRnrRetry() uint32 {
+	if x != nil {
+		return x.RnrRetry
+	}
+	return 0
+}
+
+func (x *Fabric) GetTimeout() uint32 {
+	if x != nil {
+		return x.Timeout
 	}
 	return 0
 }
@@ -6573,7 +6879,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6585,7 +6891,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6598,7 +6904,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -6703,7 +7009,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6715,7 +7021,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6728,7 +7034,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -6802,7 +7108,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6814,7 +7120,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6827,7 +7133,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -6880,7 +7186,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6892,7 +7198,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6905,7 +7211,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 type CreateNamespaceRequest struct {
@@ -6933,7 +7239,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6945,7 +7251,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6958,7 +7264,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -7061,7 +7367,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7073,7 +7379,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7086,7 +7392,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -7116,7 +7422,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7128,7 +7434,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7141,7 +7447,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -7216,7 +7522,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7228,7 +7534,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7241,7 +7547,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -7266,7 +7572,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7278,7 +7584,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7291,7 +7597,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -7326,7 +7632,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7338,7 +7644,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7351,7 +7657,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -7379,7 +7685,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7391,7 +7697,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7404,7 +7710,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -7430,7 +7736,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7442,7 +7748,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7455,7 +7761,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -7473,7 +7779,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7485,7 +7791,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7498,7 +7804,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 type StatusReply struct {
@@ -7539,7 +7845,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7551,7 +7857,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7564,7 +7870,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -7725,7 +8031,7 @@ type AheadNode struct {
 
 func (x *AheadNode) Reset() {
 	*x = AheadNode{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7737,7 +8043,7 @@ func (x *AheadNode) String() string {
 func (*AheadNode) ProtoMessage() {}
 
 func (x *AheadNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7750,7 +8056,7 @@ func (x *AheadNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AheadNode.ProtoReflect.Descriptor instead.
 func (*AheadNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AheadNode) GetName() string {
@@ -7781,7 +8087,7 @@ type GatewayInfo struct {
 
 func (x *GatewayInfo) Reset() {
 	*x = GatewayInfo{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7793,7 +8099,7 @@ func (x *GatewayInfo) String() string {
 func (*GatewayInfo) ProtoMessage() {}
 
 func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7806,7 +8112,7 @@ func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayInfo.ProtoReflect.Descriptor instead.
 func (*GatewayInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GatewayInfo) GetAddr() string {
@@ -7860,7 +8166,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7872,7 +8178,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7885,7 +8191,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -7939,7 +8245,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7951,7 +8257,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7964,7 +8270,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -8025,13 +8331,14 @@ type SessionInfo struct {
 	AgeMillis     uint64                 `protobuf:"varint,5,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
 	ReportEpoch   uint64                 `protobuf:"varint,6,opt,name=report_epoch,json=reportEpoch,proto3" json:"report_epoch,omitempty"`
 	Identity      string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"` // that opened it, and alone may use it; empty: it was opened without TLS
+	Paths         *ClientPaths           `protobuf:"bytes,230,opt,name=paths,proto3" json:"paths,omitempty"`      // the leader's alone, as the session said last; absent: it said nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8043,7 +8350,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8056,7 +8363,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -8108,6 +8415,13 @@ func (x *SessionInfo) GetIdentity() string {
 	return ""
 }
 
+func (x *SessionInfo) GetPaths() *ClientPaths {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
 type PGUsage struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	PgId           uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -8142,7 +8456,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8154,7 +8468,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8167,7 +8481,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -8336,7 +8650,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8348,7 +8662,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8361,7 +8675,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -8428,7 +8742,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8440,7 +8754,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8453,7 +8767,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 type RemoveDirectoryRequest struct {
@@ -8467,7 +8781,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8479,7 +8793,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8492,7 +8806,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -8517,7 +8831,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8529,7 +8843,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8542,7 +8856,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -8557,7 +8871,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8569,7 +8883,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8582,7 +8896,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -8601,7 +8915,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8613,7 +8927,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8626,7 +8940,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -8644,7 +8958,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8656,7 +8970,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8669,7 +8983,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{108}
 }
 
 type WhoAmIReply struct {
@@ -8684,7 +8998,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8696,7 +9010,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8709,7 +9023,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{106}
+	return file_directory_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -8750,7 +9064,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8762,7 +9076,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8775,7 +9089,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{107}
+	return file_directory_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -8801,7 +9115,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8813,7 +9127,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8826,7 +9140,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{108}
+	return file_directory_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -8849,7 +9163,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8861,7 +9175,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8874,7 +9188,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{109}
+	return file_directory_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -8916,7 +9230,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[110]
+	mi := &file_directory_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8928,7 +9242,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[110]
+	mi := &file_directory_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8941,7 +9255,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{110}
+	return file_directory_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -8968,7 +9282,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[111]
+	mi := &file_directory_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8980,7 +9294,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[111]
+	mi := &file_directory_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8993,7 +9307,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{111}
+	return file_directory_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -9020,7 +9334,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[112]
+	mi := &file_directory_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9032,7 +9346,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[112]
+	mi := &file_directory_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9045,7 +9359,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{112}
+	return file_directory_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -9072,7 +9386,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[113]
+	mi := &file_directory_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9084,7 +9398,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[113]
+	mi := &file_directory_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9097,7 +9411,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{113}
+	return file_directory_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -9124,7 +9438,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[114]
+	mi := &file_directory_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9136,7 +9450,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[114]
+	mi := &file_directory_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9149,7 +9463,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{114}
+	return file_directory_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -9176,7 +9490,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[115]
+	mi := &file_directory_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9188,7 +9502,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[115]
+	mi := &file_directory_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9201,7 +9515,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{115}
+	return file_directory_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -9234,7 +9548,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[116]
+	mi := &file_directory_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9246,7 +9560,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[116]
+	mi := &file_directory_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9259,7 +9573,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{116}
+	return file_directory_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -9616,7 +9930,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tmax_lanes\x18\n" +
 	" \x01(\rR\bmaxLanes\x12\x12\n" +
 	"\x04term\x18\v \x01(\x04R\x04term\x12!\n" +
-	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\"\x94\x04\n" +
+	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\"\xca\x04\n" +
 	"\fRenewRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12!\n" +
@@ -9634,7 +9948,18 @@ const file_directory_proto_rawDesc = "" +
 	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\x12\x18\n" +
 	"\acrowded\x18< \x01(\bR\acrowded\x12>\n" +
 	"\vstatus_back\x182 \x03(\v2\x1d.kvd.directory.v1.StatusBlockR\n" +
-	"statusBack\"\xe3\x02\n" +
+	"statusBack\x124\n" +
+	"\x05paths\x18\xe6\x01 \x01(\v2\x1d.kvd.directory.v1.ClientPathsR\x05paths\"o\n" +
+	"\vClientPaths\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\aadapter\x18\x02 \x01(\bR\aadapter\x122\n" +
+	"\x05paths\x18\x03 \x03(\v2\x1c.kvd.directory.v1.ClientPathR\x05paths\"z\n" +
+	"\n" +
+	"ClientPath\x12\x1a\n" +
+	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12 \n" +
+	"\vconnections\x18\x04 \x01(\rR\vconnections\"\xe3\x02\n" +
 	"\n" +
 	"RenewReply\x12!\n" +
 	"\flease_millis\x18\x01 \x01(\x04R\vleaseMillis\x12\x14\n" +
@@ -9850,11 +10175,32 @@ const file_directory_proto_rawDesc = "" +
 	"\x10PauseNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x16\n" +
-	"\x06millis\x18\x03 \x01(\rR\x06millis\"\x87\x01\n" +
+	"\x06millis\x18\x03 \x01(\rR\x06millis\"\xbc\x01\n" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xfe\x03\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\x123\n" +
+	"\afabrics\x18\xe6\x01 \x03(\v2\x18.kvd.directory.v1.FabricR\afabrics\"\xaa\x03\n" +
+	"\x06Fabric\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1b\n" +
+	"\tgid_index\x18\x03 \x01(\x11R\bgidIndex\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\tR\x03gid\x12\x19\n" +
+	"\bgid_type\x18\x05 \x01(\tR\agidType\x12\x19\n" +
+	"\bpath_mtu\x18\x06 \x01(\rR\apathMtu\x12#\n" +
+	"\rtraffic_class\x18\a \x01(\rR\ftrafficClass\x12#\n" +
+	"\rservice_level\x18\b \x01(\rR\fserviceLevel\x12\x1d\n" +
+	"\n" +
+	"pkey_index\x18\t \x01(\rR\tpkeyIndex\x12\x12\n" +
+	"\x04pkey\x18\n" +
+	" \x01(\rR\x04pkey\x12\x1b\n" +
+	"\thop_limit\x18\v \x01(\rR\bhopLimit\x12\x1d\n" +
+	"\n" +
+	"flow_label\x18\f \x01(\rR\tflowLabel\x12\x1f\n" +
+	"\vretry_count\x18\r \x01(\rR\n" +
+	"retryCount\x12\x1b\n" +
+	"\trnr_retry\x18\x0e \x01(\rR\brnrRetry\x12\x18\n" +
+	"\atimeout\x18\x0f \x01(\rR\atimeout\"\xfe\x03\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
@@ -9992,7 +10338,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x14\n" +
 	"\x05voter\x18\x05 \x01(\bR\x05voter\x12#\n" +
 	"\rsilent_millis\x18\x06 \x01(\x04R\fsilentMillis\x12 \n" +
-	"\vincarnation\x18d \x01(\tR\vincarnation\"\xe4\x01\n" +
+	"\vincarnation\x18d \x01(\tR\vincarnation\"\x9a\x02\n" +
 	"\vSessionInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x1c\n" +
@@ -10001,7 +10347,8 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"age_millis\x18\x05 \x01(\x04R\tageMillis\x12!\n" +
 	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"\xf6\x05\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\x124\n" +
+	"\x05paths\x18\xe6\x01 \x01(\v2\x1d.kvd.directory.v1.ClientPathsR\x05paths\"\xf6\x05\n" +
 	"\aPGUsage\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1d\n" +
 	"\n" +
@@ -10205,7 +10552,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 121)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -10259,80 +10606,83 @@ var file_directory_proto_goTypes = []any{
 	(*OpenSessionRequest)(nil),     // 49: kvd.directory.v1.OpenSessionRequest
 	(*OpenSessionReply)(nil),       // 50: kvd.directory.v1.OpenSessionReply
 	(*RenewRequest)(nil),           // 51: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 52: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 53: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 54: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 55: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 56: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 57: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 58: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 59: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 60: kvd.directory.v1.GrantExtentReply
-	(*GrantStatusRequest)(nil),     // 61: kvd.directory.v1.GrantStatusRequest
-	(*GrantStatusReply)(nil),       // 62: kvd.directory.v1.GrantStatusReply
-	(*SessionStateRequest)(nil),    // 63: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 64: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 65: kvd.directory.v1.WatchMapRequest
-	(*MeetRequest)(nil),            // 66: kvd.directory.v1.MeetRequest
-	(*MeetReply)(nil),              // 67: kvd.directory.v1.MeetReply
-	(*PeerGateway)(nil),            // 68: kvd.directory.v1.PeerGateway
-	(*PagesRequest)(nil),           // 69: kvd.directory.v1.PagesRequest
-	(*PagesReply)(nil),             // 70: kvd.directory.v1.PagesReply
-	(*PageAt)(nil),                 // 71: kvd.directory.v1.PageAt
-	(*RegisterNodeRequest)(nil),    // 72: kvd.directory.v1.RegisterNodeRequest
-	(*HeldRegion)(nil),             // 73: kvd.directory.v1.HeldRegion
-	(*Position)(nil),               // 74: kvd.directory.v1.Position
-	(*RetainedRegion)(nil),         // 75: kvd.directory.v1.RetainedRegion
-	(*RegisterNodeReply)(nil),      // 76: kvd.directory.v1.RegisterNodeReply
-	(*TokenKey)(nil),               // 77: kvd.directory.v1.TokenKey
-	(*NamespaceQuota)(nil),         // 78: kvd.directory.v1.NamespaceQuota
-	(*Sessions)(nil),               // 79: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 80: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 81: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 82: kvd.directory.v1.LeaveNodeReply
-	(*ReportNodeRequest)(nil),      // 83: kvd.directory.v1.ReportNodeRequest
-	(*ReportNodeReply)(nil),        // 84: kvd.directory.v1.ReportNodeReply
-	(*PauseNodeRequest)(nil),       // 85: kvd.directory.v1.PauseNodeRequest
-	(*NodeStats)(nil),              // 86: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 87: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 88: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 89: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 90: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 91: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 92: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 93: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 94: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 95: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 96: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 97: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 98: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 99: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 100: kvd.directory.v1.StatusReply
-	(*AheadNode)(nil),              // 101: kvd.directory.v1.AheadNode
-	(*GatewayInfo)(nil),            // 102: kvd.directory.v1.GatewayInfo
-	(*KeyUse)(nil),                 // 103: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 104: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 105: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 106: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 107: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 108: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 109: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 110: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 111: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 112: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 113: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 114: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 115: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 116: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 117: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 118: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 119: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 120: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 121: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 122: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 123: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 124: kvd.directory.v1.AuditEntry
-	nil,                            // 125: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*ClientPaths)(nil),            // 52: kvd.directory.v1.ClientPaths
+	(*ClientPath)(nil),             // 53: kvd.directory.v1.ClientPath
+	(*RenewReply)(nil),             // 54: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 55: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 56: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 57: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 58: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 59: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 60: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 61: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 62: kvd.directory.v1.GrantExtentReply
+	(*GrantStatusRequest)(nil),     // 63: kvd.directory.v1.GrantStatusRequest
+	(*GrantStatusReply)(nil),       // 64: kvd.directory.v1.GrantStatusReply
+	(*SessionStateRequest)(nil),    // 65: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 66: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 67: kvd.directory.v1.WatchMapRequest
+	(*MeetRequest)(nil),            // 68: kvd.directory.v1.MeetRequest
+	(*MeetReply)(nil),              // 69: kvd.directory.v1.MeetReply
+	(*PeerGateway)(nil),            // 70: kvd.directory.v1.PeerGateway
+	(*PagesRequest)(nil),           // 71: kvd.directory.v1.PagesRequest
+	(*PagesReply)(nil),             // 72: kvd.directory.v1.PagesReply
+	(*PageAt)(nil),                 // 73: kvd.directory.v1.PageAt
+	(*RegisterNodeRequest)(nil),    // 74: kvd.directory.v1.RegisterNodeRequest
+	(*HeldRegion)(nil),             // 75: kvd.directory.v1.HeldRegion
+	(*Position)(nil),               // 76: kvd.directory.v1.Position
+	(*RetainedRegion)(nil),         // 77: kvd.directory.v1.RetainedRegion
+	(*RegisterNodeReply)(nil),      // 78: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 79: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 80: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 81: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 82: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 83: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 84: kvd.directory.v1.LeaveNodeReply
+	(*ReportNodeRequest)(nil),      // 85: kvd.directory.v1.ReportNodeRequest
+	(*ReportNodeReply)(nil),        // 86: kvd.directory.v1.ReportNodeReply
+	(*PauseNodeRequest)(nil),       // 87: kvd.directory.v1.PauseNodeRequest
+	(*NodeStats)(nil),              // 88: kvd.directory.v1.NodeStats
+	(*Fabric)(nil),                 // 89: kvd.directory.v1.Fabric
+	(*HeartbeatReply)(nil),         // 90: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 91: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 92: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 93: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 94: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 95: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 96: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 97: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 98: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 99: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 100: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 101: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 102: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 103: kvd.directory.v1.StatusReply
+	(*AheadNode)(nil),              // 104: kvd.directory.v1.AheadNode
+	(*GatewayInfo)(nil),            // 105: kvd.directory.v1.GatewayInfo
+	(*KeyUse)(nil),                 // 106: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 107: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 108: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 109: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 110: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 111: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 112: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 113: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 114: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 115: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 116: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 117: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 118: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 119: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 120: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 121: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 122: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 123: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 124: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 125: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 126: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 127: kvd.directory.v1.AuditEntry
+	nil,                            // 128: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	11,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -10362,142 +10712,146 @@ var file_directory_proto_depIdxs = []int32{
 	26,  // 24: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
 	27,  // 25: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
 	6,   // 26: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	53,  // 27: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	57,  // 28: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	54,  // 29: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	55,  // 27: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	59,  // 28: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	56,  // 29: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
 	19,  // 30: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
-	53,  // 31: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	55,  // 32: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	57,  // 33: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	53,  // 34: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	54,  // 35: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	57,  // 36: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	19,  // 37: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
-	7,   // 38: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	68,  // 39: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
-	71,  // 40: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
-	12,  // 41: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	75,  // 42: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
-	74,  // 43: kvd.directory.v1.RegisterNodeRequest.position:type_name -> kvd.directory.v1.Position
-	73,  // 44: kvd.directory.v1.RegisterNodeRequest.held:type_name -> kvd.directory.v1.HeldRegion
-	79,  // 45: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	77,  // 46: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	74,  // 47: kvd.directory.v1.RegisterNodeReply.position:type_name -> kvd.directory.v1.Position
-	86,  // 48: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	74,  // 49: kvd.directory.v1.HeartbeatRequest.position:type_name -> kvd.directory.v1.Position
-	88,  // 50: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	79,  // 51: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	77,  // 52: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	78,  // 53: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	74,  // 54: kvd.directory.v1.HeartbeatReply.position:type_name -> kvd.directory.v1.Position
-	21,  // 55: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
-	23,  // 56: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,   // 57: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	15,  // 58: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	13,  // 59: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	15,  // 60: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	13,  // 61: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 62: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	104, // 63: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	10,  // 64: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	105, // 65: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	106, // 66: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	125, // 67: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	26,  // 68: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	103, // 69: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	102, // 70: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
-	74,  // 71: kvd.directory.v1.StatusReply.position:type_name -> kvd.directory.v1.Position
-	101, // 72: kvd.directory.v1.StatusReply.ahead:type_name -> kvd.directory.v1.AheadNode
-	74,  // 73: kvd.directory.v1.AheadNode.position:type_name -> kvd.directory.v1.Position
-	7,   // 74: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	27,  // 75: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	115, // 76: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	4,   // 77: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	13,  // 78: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14,  // 79: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	13,  // 80: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 81: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	124, // 82: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	86,  // 83: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	49,  // 84: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	51,  // 85: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	56,  // 86: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	65,  // 87: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	59,  // 88: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	61,  // 89: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	63,  // 90: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	35,  // 91: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	66,  // 92: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	72,  // 93: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	80,  // 94: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	89,  // 95: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	81,  // 96: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	83,  // 97: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	29,  // 98: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	31,  // 99: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	33,  // 100: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	37,  // 101: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	39,  // 102: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	41,  // 103: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	43,  // 104: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	45,  // 105: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	47,  // 106: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	91,  // 107: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	93,  // 108: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	95,  // 109: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	97,  // 110: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	99,  // 111: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	107, // 112: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	109, // 113: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	111, // 114: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	122, // 115: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	69,  // 116: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
-	113, // 117: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	116, // 118: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	118, // 119: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	120, // 120: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	50,  // 121: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	52,  // 122: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	58,  // 123: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	10,  // 124: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	60,  // 125: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	62,  // 126: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	64,  // 127: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	36,  // 128: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	67,  // 129: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	76,  // 130: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	87,  // 131: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	90,  // 132: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	82,  // 133: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	84,  // 134: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	30,  // 135: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	32,  // 136: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	34,  // 137: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	38,  // 138: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	40,  // 139: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	42,  // 140: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	44,  // 141: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	46,  // 142: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	48,  // 143: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	92,  // 144: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	94,  // 145: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	96,  // 146: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	98,  // 147: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	100, // 148: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	108, // 149: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	110, // 150: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	112, // 151: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	123, // 152: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	70,  // 153: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
-	114, // 154: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	117, // 155: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	119, // 156: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	121, // 157: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	121, // [121:158] is the sub-list for method output_type
-	84,  // [84:121] is the sub-list for method input_type
-	84,  // [84:84] is the sub-list for extension type_name
-	84,  // [84:84] is the sub-list for extension extendee
-	0,   // [0:84] is the sub-list for field type_name
+	52,  // 31: kvd.directory.v1.RenewRequest.paths:type_name -> kvd.directory.v1.ClientPaths
+	53,  // 32: kvd.directory.v1.ClientPaths.paths:type_name -> kvd.directory.v1.ClientPath
+	55,  // 33: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	57,  // 34: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	59,  // 35: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	55,  // 36: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	56,  // 37: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	59,  // 38: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	19,  // 39: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
+	7,   // 40: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	70,  // 41: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
+	73,  // 42: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
+	12,  // 43: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	77,  // 44: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
+	76,  // 45: kvd.directory.v1.RegisterNodeRequest.position:type_name -> kvd.directory.v1.Position
+	75,  // 46: kvd.directory.v1.RegisterNodeRequest.held:type_name -> kvd.directory.v1.HeldRegion
+	81,  // 47: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	79,  // 48: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	76,  // 49: kvd.directory.v1.RegisterNodeReply.position:type_name -> kvd.directory.v1.Position
+	88,  // 50: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	76,  // 51: kvd.directory.v1.HeartbeatRequest.position:type_name -> kvd.directory.v1.Position
+	89,  // 52: kvd.directory.v1.NodeStats.fabrics:type_name -> kvd.directory.v1.Fabric
+	91,  // 53: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	81,  // 54: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	79,  // 55: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	80,  // 56: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	76,  // 57: kvd.directory.v1.HeartbeatReply.position:type_name -> kvd.directory.v1.Position
+	21,  // 58: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
+	23,  // 59: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,   // 60: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	15,  // 61: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	13,  // 62: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	15,  // 63: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	13,  // 64: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 65: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	107, // 66: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	10,  // 67: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	108, // 68: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	109, // 69: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	128, // 70: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	26,  // 71: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	106, // 72: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	105, // 73: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
+	76,  // 74: kvd.directory.v1.StatusReply.position:type_name -> kvd.directory.v1.Position
+	104, // 75: kvd.directory.v1.StatusReply.ahead:type_name -> kvd.directory.v1.AheadNode
+	76,  // 76: kvd.directory.v1.AheadNode.position:type_name -> kvd.directory.v1.Position
+	7,   // 77: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	52,  // 78: kvd.directory.v1.SessionInfo.paths:type_name -> kvd.directory.v1.ClientPaths
+	27,  // 79: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	118, // 80: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	4,   // 81: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	13,  // 82: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14,  // 83: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	13,  // 84: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 85: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	127, // 86: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	88,  // 87: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	49,  // 88: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	51,  // 89: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	58,  // 90: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	67,  // 91: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	61,  // 92: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	63,  // 93: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	65,  // 94: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	35,  // 95: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	68,  // 96: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	74,  // 97: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	82,  // 98: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	92,  // 99: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	83,  // 100: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	85,  // 101: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	29,  // 102: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	31,  // 103: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	33,  // 104: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	37,  // 105: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	39,  // 106: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	41,  // 107: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	43,  // 108: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	45,  // 109: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	47,  // 110: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	94,  // 111: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	96,  // 112: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	98,  // 113: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	100, // 114: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	102, // 115: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	110, // 116: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	112, // 117: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	114, // 118: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	125, // 119: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	71,  // 120: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
+	116, // 121: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	119, // 122: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	121, // 123: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	123, // 124: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	50,  // 125: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	54,  // 126: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	60,  // 127: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	10,  // 128: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	62,  // 129: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	64,  // 130: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	66,  // 131: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	36,  // 132: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	69,  // 133: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	78,  // 134: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	90,  // 135: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	93,  // 136: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	84,  // 137: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	86,  // 138: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	30,  // 139: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	32,  // 140: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	34,  // 141: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	38,  // 142: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	40,  // 143: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	42,  // 144: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	44,  // 145: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	46,  // 146: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	48,  // 147: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	95,  // 148: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	97,  // 149: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	99,  // 150: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	101, // 151: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	103, // 152: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	111, // 153: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	113, // 154: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	115, // 155: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	126, // 156: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	72,  // 157: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
+	117, // 158: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	120, // 159: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	122, // 160: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	124, // 161: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	125, // [125:162] is the sub-list for method output_type
+	88,  // [88:125] is the sub-list for method input_type
+	88,  // [88:88] is the sub-list for extension type_name
+	88,  // [88:88] is the sub-list for extension extendee
+	0,   // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -10506,14 +10860,14 @@ func file_directory_proto_init() {
 		return
 	}
 	file_directory_proto_msgTypes[2].OneofWrappers = []any{}
-	file_directory_proto_msgTypes[85].OneofWrappers = []any{}
+	file_directory_proto_msgTypes[88].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   118,
+			NumMessages:   121,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -370,6 +370,7 @@ func (x *exam) port(a adapter, p verbs.PortInfo, sub subnet) {
 	}
 	x.mtu(a, p, dev)
 	x.gidTable(a, p, dev)
+	x.fabric(a, p, dev)
 }
 
 // otherActive tells whether a port other than the named one is ACTIVE.

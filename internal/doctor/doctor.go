@@ -78,7 +78,12 @@ type System struct {
 	Access func(path string) error
 	// SharedMemory makes a sealed memfd, and gives it back.
 	SharedMemory func() error
-	CPUs         int
+	// Ethtool gives the statistics of an interface's driver, DCB its data center bridging.
+	Ethtool func(dev string) (map[string]uint64, error)
+	DCB     func(dev string) (DCB, error)
+	// Interfaces gives name, MTU and addresses of the network interfaces.
+	Interfaces func() ([]Interface, error)
+	CPUs       int
 }
 
 // Providers are the names that Examine takes.

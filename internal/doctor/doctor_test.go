@@ -1,10 +1,12 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,6 +44,8 @@ type machine struct {
 	asked    []verbs.DeviceInfo // from libibverbs
 	askedErr error
 	denied   map[string]bool
+	stats    map[string]uint64 // every interface's, of ethtool
+	dcb      *DCB              // likewise
 }
 
 // newMachine is one without adapters, on which nothing is wrong.
@@ -90,7 +94,22 @@ sys/class/net/
 			return nil
 		},
 		SharedMemory: func() error { return nil },
-		CPUs:         8,
+		Ethtool: func(string) (map[string]uint64, error) {
+			if m.stats == nil {
+				return nil, syscall.EOPNOTSUPP
+			}
+			return m.stats, nil
+		},
+		DCB: func(string) (DCB, error) {
+			if m.dcb == nil {
+				return DCB{}, syscall.EOPNOTSUPP
+			}
+			return *m.dcb, nil
+		},
+		Interfaces: func() ([]Interface, error) {
+			return []Interface{{Name: "ens1np0", MTU: 9000, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}}}, nil
+		},
+		CPUs: 8,
 	}
 	return m
 }
@@ -150,6 +169,22 @@ func (m *machine) setUp(t *testing.T, d *datadriven.TestData) {
 			m.s.Memlock = func() (uint64, uint64, error) { return number(a.Vals[0]), number(a.Vals[1]), nil }
 		case "deny":
 			m.denied[a.Vals[0]] = true
+		case "ethtool": // name:value
+			m.stats = map[string]uint64{}
+			for _, v := range a.Vals {
+				name, n, _ := strings.Cut(v, ":")
+				m.stats[name] = number(n)
+			}
+		case "pfc": // bits of priorities
+			m.dcb = cmp.Or(m.dcb, &DCB{})
+			m.dcb.PFC = uint8(number(a.Vals[0]))
+		case "dscp": // dscp:priority
+			m.dcb = cmp.Or(m.dcb, &DCB{})
+			m.dcb.DSCP = map[int]uint8{}
+			for _, v := range a.Vals {
+				dscp, prio, _ := strings.Cut(v, ":")
+				m.dcb.DSCP[int(number(dscp))] = uint8(number(prio))
+			}
 		case "no-memfd":
 			m.s.SharedMemory = func() error { return errors.New("memfd_create: permission denied") }
 		case "library": // what libibverbs says: "none", or mtu and atomics of each adapter
@@ -185,14 +220,14 @@ func (m *machine) setUp(t *testing.T, d *datadriven.TestData) {
 
 func (m *machine) examine() []Finding { return Examine(m.s, m.provider) }
 
-// Each file of testdata describes machines and what is said of them: all of it, or
+// Each file of testdata/machines describes machines and what is said of them: all of it, or
 // after "machine" what is not said of one where nothing is wrong as well.
 func TestMachines(t *testing.T) {
 	plain := map[Finding]bool{}
 	for _, f := range newMachine().examine() {
 		plain[f] = true
 	}
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/machines", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			m := newMachine()
 			m.setUp(t, d)
@@ -246,7 +281,7 @@ func TestHostileFiles(t *testing.T) {
 		}
 	}
 	n := 0
-	paths, err := filepath.Glob("testdata/*")
+	paths, err := filepath.Glob("testdata/machines/*")
 	if err != nil {
 		t.Fatal(err)
 	}

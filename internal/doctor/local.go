@@ -3,6 +3,8 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"runtime"
 
@@ -52,6 +54,30 @@ func Local(o verbs.Options) System {
 			}
 			return errors.Join(err, m.Free())
 		},
-		CPUs: runtime.NumCPU(),
+		Ethtool:    readEthtool,
+		DCB:        readDCB,
+		Interfaces: interfaces,
+		CPUs:       runtime.NumCPU(),
 	}
+}
+
+func interfaces() (out []Interface, err error) {
+	ifs, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range ifs {
+		in := Interface{Name: i.Name, MTU: i.MTU}
+		as, err := i.Addrs()
+		if err != nil {
+			continue // it is gone
+		}
+		for _, a := range as {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				in.Addrs = append(in.Addrs, p.Addr())
+			}
+		}
+		out = append(out, in)
+	}
+	return out, nil
 }

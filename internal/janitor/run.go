@@ -28,9 +28,10 @@ import (
 type Options struct {
 	// Directory lists gRPC addresses of directory nodes. Required.
 	Directory []string
-	// Devices and Provider are as in client.Options. Devices is required.
+	// Devices, Provider and Require are as in client.Options. Devices is required.
 	Devices  []*rdma.Device
 	Provider string
+	Require  string
 	// TLS is used towards the directory; nil means plain text.
 	TLS *tls.Config
 	// Identities is as in client.Options.
@@ -139,6 +140,7 @@ func (r *runner) serve(ctx context.Context, namespace string) {
 // work does a namespace's jobs until there have been none for a while.
 func (r *runner) work(ctx context.Context, namespace string) error {
 	c, err := client.Open(ctx, client.Options{Directory: r.o.Directory, Namespace: namespace, Provider: r.o.Provider,
+		Require: r.o.Require,
 		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Identities: r.o.Identities,
 		Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true, Background: true})
 	if err != nil {

@@ -95,7 +95,9 @@ var imports = []row{
 	{"internal/hostid", "", "it asks the kernel only"},
 	{"internal/keeper", "", "it holds descriptors, whatever they are of"},
 	{"internal/keeper/keepertest", "", "it makes folders, and knows no keeper"},
-	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
+	{"internal/doctor", "internal/mem internal/rdmacounters rdma/driver rdma/verbs",
+		"it looks at a machine, whatever the store on it does"},
+	{"internal/rdmacounters", "", "it reads files, whoever shows them"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/webget", "internal/certs internal/units", "a page is bytes, whatever process gives it"},
 	{"internal/httpd", "internal/certs internal/identity internal/netsrv",
@@ -105,7 +107,8 @@ var imports = []row{
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/broker internal/certs internal/dirpb internal/netsrv " +
-		"internal/overview internal/ring memnode server", "it shows what the parts tell, and starts none of them"},
+		"internal/overview internal/rdmacounters internal/ring memnode server",
+		"it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},
 

@@ -1,6 +1,7 @@
 package mem
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,6 +16,8 @@ const (
 	// populatePart is how many bytes of pages are taken at a time, unless one huge page is more: some ten milliseconds'
 	// work.
 	populatePart = 32 << 20
+	// mostTakers is how many goroutines take parts of one Alloc's pages. The kernel clears them on as many processors.
+	mostTakers = 4
 	// spareRoom is left to what else a process, and the kernel for it, needs: page tables are a 512th of what they map.
 	spareRoom = 16 << 20
 )
@@ -25,9 +28,9 @@ var taking struct {
 	bytes int64
 }
 
-// inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. It refuses what
-// there is no room for, before it begins and before each part: the kernel would end a process for it, and perhaps this
-// one. Huge pages have a pool of their own.
+// inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. Several parts
+// are done at once then. It refuses what there is no room for, before it begins and before each part: the kernel would
+// end a process for it, and perhaps this one. Huge pages have a pool of their own.
 func inParts(size, page int64, turn func(take func() error) error, do func(off, n int64) error) error {
 	if turn == nil {
 		return do(0, size)
@@ -40,28 +43,68 @@ func inParts(size, page int64, turn func(take func() error) error, do func(off, 
 	}
 	taking.bytes += size
 	taking.Unlock()
-	rest := size
-	taken := func(n int64) {
-		rest -= n
-		taking.Lock()
-		defer taking.Unlock()
-		taking.bytes -= n
-	}
-	defer func() { taken(rest) }()
-	for part := max(populatePart, page); rest > 0; {
-		n := min(part, rest)
-		err := turn(func() error {
-			if err := hasRoom(room, rest); err != nil {
+	p := &parts{part: max(populatePart, page), size: size, rest: size}
+	defer func() { p.taken(p.rest) }()
+	take1 := func(off, n int64) error {
+		return turn(func() error {
+			if err := hasRoom(room, p.ahead()+n); err != nil {
 				return err
 			}
-			return retried(func() error { return do(size-rest, n) })
+			return retried(func() error { return do(off, n) })
 		})
-		if err != nil {
-			return err
-		}
-		taken(n)
 	}
-	return nil
+	var wg sync.WaitGroup
+	for range min(mostTakers, (size+p.part-1)/p.part) {
+		wg.Go(func() { p.run(take1) })
+	}
+	wg.Wait()
+	return p.err
+}
+
+// parts are those of one Alloc, which several goroutines take.
+type parts struct {
+	part, size int64
+	mu         sync.Mutex
+	next       int64 // where the first part begins that nobody has taken
+	rest       int64 // bytes that are not there yet
+	err        error // ends all of them
+}
+
+// run takes parts until there are no more, or one fails.
+func (p *parts) run(take func(off, n int64) error) {
+	for {
+		p.mu.Lock()
+		off, n := p.next, min(p.part, p.size-p.next)
+		if p.err != nil || n == 0 {
+			p.mu.Unlock()
+			return
+		}
+		p.next += n
+		p.mu.Unlock()
+		if err := take(off, n); err != nil {
+			p.mu.Lock()
+			p.err = cmp.Or(p.err, err)
+			p.mu.Unlock()
+			return
+		}
+		p.taken(n)
+	}
+}
+
+// ahead is how many bytes are in parts that nobody has begun.
+func (p *parts) ahead() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.size - p.next
+}
+
+func (p *parts) taken(n int64) {
+	p.mu.Lock()
+	p.rest -= n
+	p.mu.Unlock()
+	taking.Lock()
+	defer taking.Unlock()
+	taking.bytes -= n
 }
 
 func hasRoom(asked bool, bytes int64) error {

@@ -77,6 +77,8 @@ var (
 		"which no memory node has room.", "namespace")
 	dirMemberUp = dirFamily.desc("member_up", "1 for a directory node that answers the leader, 0 for one that "+
 		"does not; on the leader only.", "id")
+	dirBypass = dirFamily.desc("clients_by_tcp", "Clients that reach memory nodes by tcp though their machine has an "+
+		"RDMA adapter, by host and reason (as in kvd_client_path); on the leader only.", "host", "reason")
 	dirApplied = dirFamily.desc("applied_index", "Last entry of raft's log that this directory node has applied.")
 )
 
@@ -121,6 +123,11 @@ func (d directory) Collect(ch chan<- prometheus.Metric) {
 		}
 		if st.GetLeads() {
 			out.gauge(dirMemberUp, truth(n.GetSilentMillis() == 0), n.GetId())
+		}
+	}
+	for _, b := range overview.Bypasses(st) {
+		if b.Adapter {
+			out.gauge(dirBypass, float64(b.Clients), b.Host, b.Reason)
 		}
 	}
 	out.gauge(dirLeader, truth(leads))

@@ -72,3 +72,23 @@ func Spans(m *dirpb.Map, namespace uint32) []*Span {
 	})
 	return all
 }
+
+// Registered is how many bytes of the regions that a memory node is to have are registered there. The rest waits for
+// pages, or for adapters to pin them. Members of a placement group in use have published their keys. Memory nodes of a
+// version that tells no boots count as if they had.
+func Registered(m *dirpb.Map, n *dirpb.Node) uint64 {
+	missing := uint64(0)
+	for _, p := range m.GetPgs() {
+		wait := []*dirpb.Member{p.GetPlanned()}
+		if p.GetState() == dirpb.PGState_PG_CREATING {
+			wait = append(wait, p.GetMembers()...)
+		}
+		for _, mb := range wait {
+			if mb.GetNodeId() == n.GetId() && mb.GetIncarnation() == n.GetIncarnation() && mb.GetBoot() == 0 &&
+				n.GetBoot() != 0 {
+				missing += p.GetRegionBytes()
+			}
+		}
+	}
+	return n.GetUsedBytes() - min(missing, n.GetUsedBytes())
+}

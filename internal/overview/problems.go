@@ -157,6 +157,7 @@ func Problems(st *dirpb.StatusReply) []Problem {
 				"gateway %s does not hear all others, or is not heard by them: %s", g.GetAddr(), g.GetTrouble())
 		}
 	}
+	all = append(all, bypassProblems(st)...)
 	for _, d := range st.GetDirectory() {
 		if d.GetSilentMillis() > 0 {
 			add(fmt.Sprintf("kvd directory --id %s --data-dir DIR; or, if it is gone for good: kvctl directory "+

@@ -31,6 +31,20 @@ var ErrUnknown = errors.New("unknown provider")
 // ErrUnavailable means that this machine, or this binary, cannot use the provider.
 var ErrUnavailable = verbs.ErrUnavailable
 
+// RequireRDMA is the one value of Options.Require beside none, of client.Options.Require and of the setting require.
+const RequireRDMA = "rdma"
+
+// CheckRequire says what is wrong with require beside provider.
+func CheckRequire(require, provider string) error {
+	switch {
+	case require != "" && require != RequireRDMA:
+		return fmt.Errorf("want %s, or nothing", RequireRDMA)
+	case require == RequireRDMA && provider != "" && provider != "verbs":
+		return fmt.Errorf("provider is %s, and only verbs is RDMA", provider)
+	}
+	return nil
+}
+
 // Options are what commands know about a provider's surroundings.
 type Options struct {
 	// TLSServer and TLSClient are for providers that talk over a network; nil
@@ -43,6 +57,8 @@ type Options struct {
 	// TCPSocket and ShmSocket are those providers' Options.Socket, and ShmCells is Options.Cells.
 	TCPSocket, ShmSocket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
 	ShmCells             shm.Cells
+	// Require is RequireRDMA, or empty. Then OpenFor opens no provider but verbs.
+	Require string
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
 	// provider OpenFor leaves out. For OpenFor, Device may be several, with commas between.
 	Verbs verbs.Options
@@ -90,10 +106,20 @@ func Open(name string, o Options) (*rdma.Device, error) {
 
 // OpenFor opens the devices that a client reaches memory nodes by. With a name, that is the
 // provider of that name alone. Without one, that is every provider that this machine can
-// use; the one that a client prefers comes first. With TLS, they connect to peers of the
-// role memnode alone.
+// use; the one that a client prefers comes first. If verbs was left out, the others know why (rdma.Device.PassedOver).
+// With TLS, they connect to peers of the role memnode alone.
 func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 	o.TLSClient = o.Identities.Called(o.TLSClient, identity.MemNode)
+	if err := CheckRequire(o.Require, provider); err != nil {
+		return nil, fmt.Errorf("require %q: %w", o.Require, err)
+	}
+	if o.Require == RequireRDMA {
+		devices, err := openVerbs(o)
+		if err != nil {
+			return nil, fmt.Errorf("require is %s, so no other provider takes its place: %w", RequireRDMA, err)
+		}
+		return devices, nil
+	}
 	if provider != "" {
 		if provider == "verbs" {
 			return openVerbs(o)
@@ -104,6 +130,7 @@ func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 		}
 		return []*rdma.Device{d}, nil
 	}
+	var why error // why verbs, which comes first, was left out
 	for _, p := range openers {
 		var ds []*rdma.Device
 		var err error
@@ -116,8 +143,12 @@ func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 		}
 		switch {
 		case err == nil:
+			for _, d := range ds {
+				d.PassOver(why)
+			}
 			devices = append(devices, ds...)
 		case errors.Is(err, ErrUnavailable) && (verbs.Built || o.Verbs.Device == ""):
+			why = err
 			if l := o.Verbs.Logger; l != nil && verbs.Built {
 				l.Info("provider left out", "provider", p.name, "reason", err)
 			}

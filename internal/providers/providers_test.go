@@ -50,6 +50,44 @@ func TestOpenFor(t *testing.T) {
 	}
 }
 
+// With RequireRDMA there is verbs, or an error that says why not.
+func TestRequire(t *testing.T) {
+	devices, err := OpenFor("", Options{Require: RequireRDMA})
+	if err == nil {
+		if len(devices) != 1 || devices[0].Name() != "verbs" {
+			t.Errorf("opened %d devices, the first of %s", len(devices), devices[0].Name())
+		}
+		if err := Close(devices); err != nil {
+			t.Error(err)
+		}
+	} else if !errors.Is(err, ErrUnavailable) || !strings.HasPrefix(err.Error(), "require is rdma, so no other") {
+		t.Error(err)
+	}
+	for _, o := range [][2]string{{"tcp", RequireRDMA}, {"shm", RequireRDMA}, {"", "verbs"}} {
+		if _, err := OpenFor(o[0], Options{Require: o[1]}); err == nil || errors.Is(err, ErrUnavailable) {
+			t.Errorf("provider %q, require %q: %v", o[0], o[1], err)
+		}
+	}
+}
+
+// Those that are opened say why verbs was left out, exactly if it was.
+func TestPassedOver(t *testing.T) {
+	devices, err := OpenFor("", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, unusable := OpenFor("verbs", Options{})
+	for _, d := range devices {
+		if why := d.PassedOver(); (why == nil) != (devices[0].Name() == "verbs") ||
+			why != nil && unusable != nil && why.Error() != unusable.Error() {
+			t.Errorf("%s: verbs was left out: %v; it says %v", d.Name(), unusable, why)
+		}
+	}
+	if err := Close(devices); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUnknown(t *testing.T) {
 	for what, err := range map[string]error{
 		"Open":    func() error { _, err := Open("rocket", Options{}); return err }(),

@@ -63,6 +63,11 @@ type Agenda struct {
 		ackPause int64  // before the look after that; doubles from ackPause to Renew, anew with each map
 		backlog  bool   // the last one could not take all that is to go
 
+		// By what memory nodes are reached, and what the leadership of pathsTerm was told of it. Both are replaced,
+		// never changed.
+		paths, pathsTold *dirpb.ClientPaths
+		pathsTerm        uint64
+
 		// Grants. A placement group in grants has none asked for beside that.
 		wants  map[uint32]uint32         // by placement group: units of the largest place missed; 0: none yet
 		grants map[uint32]*grant         // under way, by placement group

@@ -214,6 +214,45 @@ func TestAgendaRenews(t *testing.T) {
 	}
 }
 
+// Paths are told once to each leadership, again if that was lost, and keep a session awake until then.
+func TestAgendaTellsPaths(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	paths := func(n uint32) *dirpb.ClientPaths {
+		return &dirpb.ClientPaths{Host: "h", Paths: []*dirpb.ClientPath{{Provider: "tcp", Connections: n}}}
+	}
+	told := func(what string, term uint64, want *dirpb.ClientPaths) {
+		t.Helper()
+		if q := a.renew(&dirpb.RenewReply{Term: term}); !proto.Equal(q.Paths, want) ||
+			(q.Paths == nil) != (want == nil) {
+			t.Errorf("%s: told %v, want %v", what, q.Paths, want)
+		}
+	}
+	told("nothing is known", 4, nil)
+	a.SetPaths(paths(1))
+	a.now += renewEvery
+	q := a.renewal()
+	a.Answer(q, session.Reply{Err: errLost})
+	told("it was lost", 4, paths(1))
+	a.SetPaths(paths(1))
+	told("nothing is new", 5, nil)
+	told("there is another leader", 5, paths(1))
+	told("it knows", 5, nil)
+	a.SetPaths(paths(2))
+	told("there are others", 5, paths(2))
+	told("they are known", 5, nil)
+
+	a.SetPaths(paths(3))
+	a.now += renewEvery
+	q = a.renewal()
+	a.SetPaths(paths(4))
+	a.answer(q, &dirpb.RenewReply{QuietMillis: 3000, LeaseMillis: 10_000, Term: 5})
+	if at := a.Next(); at != a.now+renewEvery {
+		t.Errorf("a session with something to tell rests for %d ms", (at-a.now)/1e6)
+	}
+	told("there were others meanwhile", 5, paths(4))
+}
+
 // A session that the directory lets be quiet renews its lease so rarely only while there is
 // nothing to tell or to wait for, and at once as often as before when there is.
 func TestAgendaQuiet(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/heap"
@@ -80,6 +82,23 @@ func (a *Agenda) stirLocked() bool {
 	return true
 }
 
+// SetPaths notes by what memory nodes are reached: the next renewal tells it. The agenda keeps p, which nobody changes.
+func (a *Agenda) SetPaths(p *dirpb.ClientPaths) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !proto.Equal(a.mu.paths, p) {
+		a.mu.paths = p
+	}
+}
+
+// untoldPaths are those that the directory's leader does not know, or nil.
+func (a *Agenda) untoldPaths() *dirpb.ClientPaths {
+	if a.mu.pathsTold == a.mu.paths && a.mu.pathsTerm == a.mu.term {
+		return nil
+	}
+	return a.mu.paths
+}
+
 // NewMap notes that a map was installed: it is to be acknowledged soon, and connections that waited for it are dialed.
 func (a *Agenda) NewMap() {
 	a.mu.Lock()
@@ -142,6 +161,7 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	a.mu.number = a.core.BeginRenew()
 	q.Number = a.mu.number
 	q.Crowded = a.core.Crowded()
+	q.Paths = a.untoldPaths()
 	q.InLimbo = a.core.InLimbo() && a.core.LastUnlink() >= a.mu.awaits
 	return Ask{Kind: AskRenew, Renew: q, Within: max(5*a.o.Renew, int64(time.Second))}
 }
@@ -199,6 +219,9 @@ func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 		a.mu.awaits = q.Renew.Number
 	}
 	a.mu.term = p.GetTerm()
+	if q.Renew.Paths != nil {
+		a.mu.pathsTold, a.mu.pathsTerm = q.Renew.Paths, a.mu.term
+	}
 	a.supplied(p.GetSupply(), len(q.Renew.Held) > 0)
 	for _, f := range p.GetDeliveries() {
 		unit := uint64(f.GetUnit())
@@ -242,7 +265,7 @@ func (a *Agenda) idle(now int64) bool {
 	switch k := a.acked(); {
 	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version ||
 		k.quiesced < v.Version,
-		a.core.InLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
+		a.untoldPaths() != nil, a.core.InLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
 		return false
 	}
 	for _, m := range a.core.Heaps() {

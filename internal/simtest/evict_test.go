@@ -41,6 +41,7 @@ type evicting struct {
 	expire bool          // only what has expired
 	chosen []layout.Word // to be removed, perhaps
 	took   []layout.Word // that it has taken from a head
+	over   bool          // more is pinned than may be
 }
 
 // isAccess reports whether a region's offset is that of an access word.
@@ -77,12 +78,18 @@ func (c *cl) startEvict(s Step, lane int, x repair.Work, pick func(l []repair.Ca
 	if !ev.expire {
 		x.Choose = func(l []repair.Candidate) []int {
 			picked := pick(l)
+			if c.w.cfg.Pins != 0 {
+				picked = c.unpinned(ev, l, picked)
+			}
 			for _, i := range picked {
 				if w := l[i].Word; !slices.Contains(ev.chosen, w) {
 					ev.chosen = append(ev.chosen, w)
 				}
 			}
 			return picked
+		}
+		if c.w.cfg.Pins != 0 {
+			x.Spare = c.spare(ev)
 		}
 	}
 	r.t.Op.Kind, r.t.Op.Machine = index.Evict, repair.New(index.Evict, &x)
@@ -144,6 +151,9 @@ func (w *World) emptied(ev sim.Event, r *region, off uint64, old layout.Word) {
 	}
 	for _, x := range w.took(ev, off, old) {
 		rec, err := w.recordAt(r, old)
+		if err == nil && !x.evict.expire {
+			w.unpins(w.owners[ev.QP].c, x.evict, old, &rec)
+		}
 		if x.evict.expire && err == nil && (rec.Expiry == 0 || rec.Expiry > w.millis) {
 			w.fail(fmt.Errorf("client %d removes %q, which expires at %d, at %d", w.owners[ev.QP].c.i, rec.Key,
 				rec.Expiry, w.millis))
@@ -266,7 +276,7 @@ func (w *World) mayExpire() bool {
 			return false
 		}
 	}
-	return len(w.expiring) > 0
+	return len(w.expiring) > 0 || w.cfg.Pins != 0
 }
 
 // passExpiry moves the clock on, which takes away what was put to expire.

@@ -125,8 +125,8 @@ func (c *cl) quickly(lane int, rs []*running) {
 	ops := make([]*engine.Op, len(rs))
 	for i, r := range rs {
 		o := &r.t.Op
-		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check,
-			Asker: r}
+		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Pinned: o.Pinned,
+			Hash: o.Hash, Check: o.Check, Asker: r}
 	}
 	l.Hinted(ops)
 	for i, r := range rs {

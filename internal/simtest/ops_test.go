@@ -124,6 +124,7 @@ func (c *cl) next() *running {
 	c.values++
 	e.Value = fmt.Sprintf("%d.%d", c.i, c.values)
 	o.Whole = c.whole()
+	c.pin(r)
 	c.lend(r)
 	switch s.Verb {
 	case Get:

@@ -148,6 +148,10 @@ type Config struct {
 	Payload uint32
 	// Apart says which of each client's values go straight from and to their caller's memory, likewise.
 	Apart uint8
+	// Pins says which of each client's values are pinned, likewise, until the clock has moved on twice. Evictions pass
+	// over them, unless of what they find more than a share of PinQuota is pinned.
+	Pins     uint8
+	PinQuota float64
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool
@@ -208,7 +212,7 @@ type Config struct {
 	Waits, Stingy, Reclaims, InPlace bool
 	// Emptied is how many units at the heap's start such a recall empties after all.
 	Emptied uint32
-	// Clock is how often the clock may move on, by more than any PutEx lives.
+	// Clock is how often the clock may move on, by more than any PutEx lives, and by half of what a pin lasts.
 	Clock int
 	// Acts are begun in any order, each once.
 	Acts []Act
@@ -317,6 +321,7 @@ type World struct {
 
 	millis   uint64 // the Unix time of all clients
 	expiring []*expiring
+	pins     pinned
 
 	step    int
 	effects int // changes of words, and of what else may end a wait

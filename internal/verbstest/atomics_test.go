@@ -137,7 +137,7 @@ func TestAgentAtomics(t *testing.T) {
 func TestAtomicProxy(t *testing.T) {
 	needs(t, "1")
 	needsVerbs(t, "there is no adapter to leave atomics to")
-	flags := []string{"--listen-tcp", "127.0.0.1:0"}
+	flags := []string{"--listen-tcp", "127.0.0.1:0", "--rdma-traffic-class", "104", "--rdma-gid-type", "RoCE v2"}
 	s := newStore(t, 5*time.Second, node{"m1", 0, append(flags, "--rdma-atomics", "nic", "--shm-socket", "auto")},
 		node{"m2", 1, flags})
 	s.namespace("default", 2, 32<<20)
@@ -150,6 +150,16 @@ func TestAtomicProxy(t *testing.T) {
 	}
 	contend(t, s, map[string]*client.Client{"verbs": s.client("verbs", 2, client.Options{}),
 		"tcp": s.client("tcp", 0, client.Options{})}, 40)
+
+	if out := s.must("-o", "json", "nodes"); strings.Count(out, `"traffic_class":104`) != 2 ||
+		!strings.Contains(out, `"gid_type":"RoCE v2"`) {
+		t.Errorf("kvctl nodes does not show how the adapters' packets go:\n%s", out)
+	}
+	s.must("--require", "rdma", "get", "swapped")
+	if _, stderr, status := s.ctl("--require", "rdma", "--rdma-device", "rxe9", "get", "swapped"); status == 0 ||
+		!strings.Contains(stderr, "require is rdma") || !strings.Contains(stderr, `no adapter "rxe9"`) {
+		t.Errorf("without an adapter, --require rdma ends with %d: %s", status, stderr)
+	}
 
 	m3 := spawn(t, "m3", environ(),
 		s.memnode(node{"m3", 3, []string{"--rdma-atomics", "nic", "--shm-socket",

@@ -55,7 +55,7 @@ func TestTwoPorts(t *testing.T) {
 	// Of a lane each connection has another port at both ends.
 	inUse := func() string {
 		used := map[string]int{}
-		for _, p := range c.Stats().Paths {
+		for _, p := range c.Stats().Routes {
 			if p.Connections > 0 {
 				used[p.Endpoint]++
 				used[p.Port]++

@@ -198,6 +198,26 @@ type Caps struct {
 	SharedWire bool
 	// Maps: QPs are Mappers.
 	Maps bool
+	// Fabric says how an adapter's packets go, for people; nil: there is no adapter.
+	Fabric *Fabric
+}
+
+// Fabric are an adapter's parameters of every connection, with the names of ibv_modify_qp(3).
+type Fabric struct {
+	Device       string
+	Port         int
+	GIDIndex     int // -1: packets have no GRH; GID and GIDType are empty then
+	GID, GIDType string
+	PathMTU      int // bytes; a peer's may be less
+	TrafficClass int
+	ServiceLevel int
+	PKeyIndex    int
+	PKey         uint16
+	HopLimit     int
+	FlowLabel    int // 0: each connection has one at random
+	RetryCount   int
+	RNRRetry     int
+	Timeout      int // 4.096 µs · 2^Timeout for an acknowledgement
 }
 
 // LeastWholeBytes is the longest READ of index words that users of providers may rely on, bytes.
@@ -223,9 +243,9 @@ type AllocOptions struct {
 	// providers refuse it.
 	File *os.File
 	// Populate, if not nil, has all pages taken from the system before Alloc returns, in the name of this
-	// process. It is called for one part after the other, of 32 MiB or one huge page, and calls take in its
-	// turn. An error, take's or its own, ends Alloc, and nothing stays. Nil: a page is taken when somebody first
-	// touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
+	// process. It is called for each part, of 32 MiB or one huge page, by up to four goroutines at once. It calls
+	// take in its turn. An error, take's or its own, ends Alloc, and nothing stays. Nil: a page is taken when
+	// somebody first touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
 	Populate func(take func() error) error
 }
 

@@ -433,7 +433,7 @@ func (a *agent) execute(r request) (driver.Status, error) {
 	case driver.OpRead:
 		ok.length = r.length
 		a.out = appendReply(a.out, ok)
-		if r.length >= directFrom && a.isDirect() {
+		if r.length >= readDirectFrom && a.isDirect() {
 			return driver.Success, a.readDirect(m, r)
 		}
 		return driver.Success, a.read(m, r)
@@ -539,7 +539,7 @@ func grow(b []byte, n int) []byte {
 // write copies input to region memory as it arrives. It gives REM_OP_ERR, whose
 // effect is unknown, if the region is deregistered on the way.
 func (a *agent) write(m *mr, r request) (driver.Status, error) {
-	direct := r.length >= directFrom && a.isDirect()
+	direct := r.length >= writeDirectFrom && a.isDirect()
 	for at, end := r.addr, r.addr+uint64(r.length); at < end; {
 		if direct && a.r == a.w {
 			n, err := a.writeDirect(m, m.bytes[at:min(end, at+directMost)])

@@ -14,9 +14,14 @@ import (
 // agent holds exec during it alone: so Deregister waits for a single call.
 
 const (
-	// directFrom is the length, in bytes, from which that pays: a piece may take a system call more than with buffers.
-	directFrom = 512 << 10
-	directMost = 256 << 10
+	// readDirectFrom is the length, in bytes, from which that pays for READs: a piece may take a system call more than
+	// with buffers.
+	readDirectFrom = 512 << 10
+	// writeDirectFrom is that of WRITEs, bytes. The kernel's copy to memory that no cache holds takes nearly twice as
+	// long as one to the input buffer and one from there. The pieces of longer values make up for it: the next one is
+	// under way meanwhile.
+	writeDirectFrom = 1536 << 10
+	directMost      = 256 << 10
 )
 
 // isDirect reports whether nothing is between the agent and its TCP connection.

@@ -52,7 +52,7 @@ type Options struct {
 	// NewDoor's for each device.
 	Door *netsrv.Door
 	// SocketBuffer is the size of the kernel's send and receive buffers, bytes.
-	// The kernel caps it silently (net.core.wmem_max, rmem_max). Default 512 KiB,
+	// The kernel caps it silently (net.core.wmem_max, rmem_max). Default 1 MiB,
 	// at least 64 KiB.
 	SocketBuffer int
 	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
@@ -123,7 +123,7 @@ func (o *Options) ensureDefaults() {
 		o.HandshakeTimeout = defaultHandshakeTimeout
 	}
 	if o.SocketBuffer == 0 {
-		o.SocketBuffer = 512 << 10
+		o.SocketBuffer = 1 << 20
 	}
 	o.TLSServer, o.TLSClient = ownTLS(o.TLSServer), ownTLS(o.TLSClient)
 }

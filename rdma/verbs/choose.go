@@ -62,9 +62,17 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 			}
 			if len(p.GIDs) == 0 {
 				reject("%s port %d has no GID: give its network interface an address", d.Name, p.Number)
+			} else if !slices.ContainsFunc(p.GIDs, o.Fabric.takes) {
+				reject("%s port %d has no GID%s", d.Name, p.Number, o.Fabric.wanted())
 			}
 			for _, g := range p.GIDs {
 				if sel.gid >= 0 && g.Index != sel.gid {
+					continue
+				}
+				if !o.Fabric.takes(g) {
+					if sel.gid >= 0 {
+						reject("GID index %d of %s port %d is not%s", g.Index, d.Name, p.Number, o.Fabric.wanted())
+					}
 					continue
 				}
 				c := candidate{Choice: Choice{Device: di, Port: pi, GID: g.Index, Addr: g.GID.Unmap()}}

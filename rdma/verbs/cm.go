@@ -464,7 +464,7 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 		p.qp = nil
 		return w, undo(limited("create QP", 4096, rc))
 	}
-	if rc := C.kvd_init_qp(p.qp, C.int(d.port.Number), accessFlags(access&^driver.AccessLocal, d.native)); rc != 0 {
+	if rc := d.initQP(p.qp, accessFlags(access&^driver.AccessLocal, d.native)); rc != 0 {
 		return w, undo(fmt.Errorf("QP to INIT: %w", syscall.Errno(rc)))
 	}
 	w.ep = d.endpoint(uint32(p.qp.qp_num))

@@ -41,7 +41,6 @@ const (
 	wantSendWR  = 512     // WRs outstanding on a QP
 	longestMsg  = 1 << 30 // bytes
 	mostRdAtom  = 64      // READs and atomics under way on a QP
-	retryCount  = 6       // 7 means for ever to some adapters
 	drainBudget = time.Second
 )
 
@@ -266,7 +265,8 @@ func (d *device) setUp() error {
 	}
 	d.mtu = mtuCode(cmp.Or(min(cmp.Or(d.o.MTU, d.port.MTU), d.port.MTU), 1024))
 	d.timeout = 1
-	for d.timeout < 31 && time.Duration(retryCount+1)*4096*time.Nanosecond<<(d.timeout+1) <= d.o.PeerTimeout {
+	tries := time.Duration(d.o.Fabric.RetryCount + 1)
+	for d.timeout < 31 && tries*4096*time.Nanosecond<<(d.timeout+1) <= d.o.PeerTimeout {
 		d.timeout++
 	}
 	d.initDepth = uint8(max(1, min(in.MaxInitRdAtom, mostRdAtom)))
@@ -286,6 +286,10 @@ func (d *device) setUp() error {
 		EnforcesRights: true,
 		AtomicsByAgent: true,
 		SharedWire:     true,
+	}
+	var err error
+	if d.caps.Fabric, err = d.fabric(); err != nil {
+		return err
 	}
 	if m := d.port.MaxMsgBytes; m > 0 {
 		d.caps.MaxMsg = min(m, longestMsg)
@@ -319,6 +323,30 @@ func (d *device) setUp() error {
 	d.caps.AtomicScope = in.Atomics
 	d.caps.AtomicThenRead = test.atomicThenRead
 	return nil
+}
+
+// fabric is how packets go. It asks for the P_Key, since a QP with an index of none would fail later, or reach nobody.
+func (d *device) fabric() (*driver.Fabric, error) {
+	f := &d.o.Fabric
+	var pkey C.uint16_t
+	rc := C.kvd_query_pkey(d.ctx, C.int(d.port.Number), C.int(f.PKeyIndex), &pkey)
+	if rc != 0 || pkey&0x7fff == 0 {
+		why := errors.New("the entry is empty")
+		if rc != 0 {
+			why = syscall.Errno(rc)
+		}
+		return nil, fmt.Errorf("PKeyIndex is %d, where port %d has no P_Key: %w", f.PKeyIndex, d.port.Number, why)
+	}
+	out := &driver.Fabric{Device: d.info.Name, Port: d.port.Number, GIDIndex: -1, PathMTU: mtuBytes(d.mtu),
+		TrafficClass: f.TrafficClass, ServiceLevel: f.ServiceLevel, PKeyIndex: f.PKeyIndex, PKey: uint16(pkey),
+		HopLimit: f.HopLimit, FlowLabel: f.FlowLabel, RetryCount: f.RetryCount, RNRRetry: f.RNRRetry,
+		Timeout: int(d.timeout)}
+	for _, g := range d.port.GIDs {
+		if d.global && g.Index == d.choice.GID {
+			out.GIDIndex, out.GID, out.GIDType = g.Index, g.GID.Unmap().String(), g.Type.String()
+		}
+	}
+	return out, nil
 }
 
 // sges is how many pieces of memory WRs get.
@@ -429,7 +457,11 @@ func limited(what string, bytes int64, rc C.int) error {
 
 // endpoint describes one of our queue pairs to its peer.
 func (d *device) endpoint(qpn uint32) endpoint {
-	return endpoint{qpn: qpn, psn: random24(), flow: random24() & (1<<20 - 1), lid: uint16(d.port.LID), mtu: d.mtu,
+	flow := uint32(d.o.Fabric.FlowLabel)
+	if flow == 0 {
+		flow = random24() & (1<<20 - 1)
+	}
+	return endpoint{qpn: qpn, psn: random24(), flow: flow, lid: uint16(d.port.LID), mtu: d.mtu,
 		global: d.global, rdAtomic: d.initDepth, gid: d.gid}
 }
 
@@ -446,17 +478,34 @@ func portRate(root fs.FS, device string, port int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// sysfsRoot is where the kernel shows adapters.
-func sysfsRoot() fs.FS { return os.DirFS("/sys/class/infiniband") }
-
 func (o *Options) ensureDefaults() {
 	if o.PeerTimeout == 0 {
 		o.PeerTimeout = 500 * time.Millisecond
 	}
+	o.Fabric.ensureDefaults()
 	if o.HandshakeTimeout == 0 {
 		o.HandshakeTimeout = defaultHandshakeTimeout
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Defaults of Fabric.
+const (
+	defaultRetryCount = 6
+	defaultRNRRetry   = 6
+	defaultHopLimit   = 64
+)
+
+func (f *Fabric) ensureDefaults() {
+	if f.RetryCount == 0 {
+		f.RetryCount = defaultRetryCount
+	}
+	if f.RNRRetry == 0 {
+		f.RNRRetry = defaultRNRRetry
+	}
+	if f.HopLimit == 0 {
+		f.HopLimit = defaultHopLimit
 	}
 }

@@ -122,7 +122,7 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	}
 	if rc == 0 {
 		q.num = uint32(q.c.qp_num)
-		if rc = C.kvd_init_qp(q.c, C.int(d.port.Number), accessFlags(rights, true)); rc != 0 {
+		if rc = d.initQP(q.c, accessFlags(rights, true)); rc != 0 {
 			_ = C.kvd_destroy_qp(q.c)
 		}
 	}
@@ -169,8 +169,15 @@ func (d *device) path(local, remote *endpoint) (C.struct_kvd_path, error) {
 	p.mtu = C.uint8_t(min(d.mtu, remote.mtu))
 	p.initiator_depth = C.uint8_t(min(d.initDepth, remote.rdAtomic))
 	p.responder_depth = C.uint8_t(d.destDepth)
-	p.timeout, p.retry = C.uint8_t(d.timeout), retryCount
+	f := &d.o.Fabric
+	p.timeout, p.retry, p.rnr_retry = C.uint8_t(d.timeout), C.uint8_t(f.RetryCount), C.uint8_t(f.RNRRetry)
+	p.traffic_class, p.hop_limit, p.sl = C.uint8_t(f.TrafficClass), C.uint8_t(f.HopLimit), C.uint8_t(f.ServiceLevel)
 	return p, nil
+}
+
+// initQP moves a new queue pair to INIT.
+func (d *device) initQP(qp *C.struct_ibv_qp, access C.int) C.int {
+	return C.kvd_init_qp(qp, C.int(d.port.Number), C.int(d.o.Fabric.PKeyIndex), access)
 }
 
 // connect moves q from INIT to RTS.

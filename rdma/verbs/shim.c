@@ -1,6 +1,7 @@
 //go:build verbs && cgo && linux
 
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +24,7 @@
 	X(int, close_device, (struct ibv_context *)) \
 	X(int, query_device, (struct ibv_context *, struct ibv_device_attr *)) \
 	X(int, query_port, (struct ibv_context *, uint8_t, struct ibv_port_attr *)) \
+	X(int, query_pkey, (struct ibv_context *, uint8_t, int, __be16 *)) \
 	X(struct ibv_pd *, alloc_pd, (struct ibv_context *)) \
 	X(int, dealloc_pd, (struct ibv_pd *)) \
 	X(struct ibv_mr *, reg_mr_iova, (struct ibv_pd *, void *, size_t, uint64_t, int)) \
@@ -239,9 +241,20 @@ int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr
 	return *out ? 0 : failed();
 }
 
-int kvd_init_qp(struct ibv_qp *qp, int port, int access)
+int kvd_query_pkey(struct ibv_context *c, int port, int index, uint16_t *pkey)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = port, .qp_access_flags = access };
+	__be16 p = 0;
+	errno = 0;
+	if (f_query_pkey(c, port, index, &p))
+		return failed();
+	*pkey = ntohs(p);
+	return 0;
+}
+
+int kvd_init_qp(struct ibv_qp *qp, int port, int pkey_index, int access)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = port, .pkey_index = pkey_index,
+		.qp_access_flags = access };
 	return f_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
@@ -250,12 +263,13 @@ int kvd_rtr(struct ibv_qp *qp, const struct kvd_path *p)
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_RTR, .path_mtu = p->mtu, .dest_qp_num = p->qpn, .rq_psn = p->recv_psn,
 		.max_dest_rd_atomic = p->responder_depth, .min_rnr_timer = 12,
-		.ah_attr = { .dlid = p->lid, .port_num = p->port, .is_global = p->global },
+		.ah_attr = { .dlid = p->lid, .sl = p->sl, .port_num = p->port, .is_global = p->global },
 	};
 	if (p->global) {
 		memcpy(a.ah_attr.grh.dgid.raw, p->gid, 16);
 		a.ah_attr.grh.sgid_index = p->gid_index;
-		a.ah_attr.grh.hop_limit = 64;
+		a.ah_attr.grh.hop_limit = p->hop_limit;
+		a.ah_attr.grh.traffic_class = p->traffic_class;
 		a.ah_attr.grh.flow_label = p->flow_label;
 	}
 	return f_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -266,7 +280,7 @@ int kvd_rts(struct ibv_qp *qp, const struct kvd_path *p)
 {
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_RTS, .sq_psn = p->send_psn, .timeout = p->timeout, .retry_cnt = p->retry,
-		.rnr_retry = 6, .max_rd_atomic = p->initiator_depth,
+		.rnr_retry = p->rnr_retry, .max_rd_atomic = p->initiator_depth,
 	};
 	return f_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC);

@@ -57,7 +57,8 @@ struct kvd_path {
 	uint8_t global;    // use the GRH
 	uint8_t mtu;       // enum ibv_mtu
 	uint8_t initiator_depth, responder_depth; // READs and atomics under way
-	uint8_t timeout, retry;
+	uint8_t timeout, retry, rnr_retry;
+	uint8_t traffic_class, hop_limit, sl;
 };
 
 struct kvd_device {
@@ -97,7 +98,9 @@ int kvd_poll(struct ibv_cq *cq, struct kvd_wc *out, int n, int64_t spin);
 
 int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr, int sge, int inl, struct ibv_qp **out,
 	int *got_inline);
-int kvd_init_qp(struct ibv_qp *qp, int port, int access);
+int kvd_init_qp(struct ibv_qp *qp, int port, int pkey_index, int access);
+// The P_Key at an index of a port's table.
+int kvd_query_pkey(struct ibv_context *c, int port, int index, uint16_t *pkey);
 // Moves a queue pair from INIT to RTR, and on to RTS.
 int kvd_rtr(struct ibv_qp *qp, const struct kvd_path *p);
 int kvd_rts(struct ibv_qp *qp, const struct kvd_path *p);

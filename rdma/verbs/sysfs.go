@@ -3,11 +3,27 @@ package verbs
 import (
 	"io/fs"
 	"net/netip"
+	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 )
+
+// sysfsRoot is where the kernel shows adapters.
+func sysfsRoot() fs.FS { return os.DirFS("/sys/class/infiniband") }
+
+// Present names the adapters that this machine's kernel shows, also where this process cannot use them.
+func Present() (names []string) {
+	all, err := fs.ReadDir(sysfsRoot(), ".")
+	if err != nil {
+		return nil // no RDMA in this kernel
+	}
+	for _, f := range all {
+		names = append(names, f.Name())
+	}
+	return names
+}
 
 // readGIDs lists the entries in use of a port's GID table, from root, which is
 // like /sys/class/infiniband. Entries that cannot be read are left out.

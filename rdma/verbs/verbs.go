@@ -55,6 +55,8 @@ type Options struct {
 	// PeerTimeout is about how long a peer may leave a packet unanswered before
 	// the connection counts as lost (RETRY_EXC_ERR). Default 500 ms, 50 ms to 60 s.
 	PeerTimeout time.Duration
+	// Fabric is what the network asks for.
+	Fabric Fabric
 	// HandshakeTimeout bounds connecting, on both sides; a Door that is given has its own for the
 	// passive side. Default 5 s.
 	HandshakeTimeout time.Duration
@@ -130,6 +132,9 @@ func (o *Options) Validate() error {
 	}
 	if o.PeerTimeout != 0 && (o.PeerTimeout < 50*time.Millisecond || o.PeerTimeout > time.Minute) {
 		bad("PeerTimeout is %v, want 50ms to 1m", o.PeerTimeout)
+	}
+	if err := o.Fabric.validate(); err != nil {
+		errs = append(errs, err)
 	}
 	if o.HandshakeTimeout < 0 {
 		bad("HandshakeTimeout is %v, want more than 0", o.HandshakeTimeout)

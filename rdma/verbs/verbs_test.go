@@ -66,6 +66,16 @@ func TestChoose(t *testing.T) {
 		{"no address", Options{}, []DeviceInfo{{Name: "a", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet")}}}, "", 0,
 			"a port 1 has no GID"},
 		{"nothing", Options{}, nil, "", 0, "no RDMA adapter"},
+		{"by the GID's type", Options{Fabric: Fabric{GIDType: "RoCE v1"}}, machine, "mlx5_1", 2,
+			"RoCE v1: not routable, first of 2"},
+		{"by the GID's prefix", Options{Fabric: Fabric{GIDAddress: "2001:db8::/32"}}, machine, "mlx5_1", 5,
+			"RoCE v2 over IPv6"},
+		{"by the GID's address", Options{Near: "10.0.0.1", Fabric: Fabric{GIDAddress: "10.0.2.1"}}, machine, "rxe1",
+			1, "RoCE v2 over IPv4"},
+		{"by a prefix that nobody has", Options{Device: "rxe1", Fabric: Fabric{GIDType: "RoCE v2",
+			GIDAddress: "192.0.2.0/24"}}, machine, "", 0, "rxe1 port 1 has no GID of type RoCE v2 within 192.0.2.0/24"},
+		{"another index than the type's", Options{Device: "mlx5_1/1/3", Fabric: Fabric{GIDType: "RoCE v1"}}, machine,
+			"", 0, "GID index 3 of mlx5_1 port 1 is not of type RoCE v1"},
 		{"nonsense", Options{Device: "a/b"}, machine, "", 0, "want NAME, NAME/PORT"},
 	} {
 		got, err := Choose(c.devices, &c.o)
@@ -98,10 +108,14 @@ func TestSelector(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, PeerTimeout: 1, HandshakeTimeout: -1}
+	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, PeerTimeout: 1, HandshakeTimeout: -1,
+		Fabric: Fabric{TrafficClass: 256, ServiceLevel: 16, PKeyIndex: -1, GIDType: "v2", GIDAddress: "10.0.0.0/33",
+			RetryCount: 7, RNRRetry: 7, HopLimit: 256, FlowLabel: 1 << 20}}
 	err := bad.Validate()
 	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "PeerTimeout is 1ns",
-		"HandshakeTimeout is -1ns"} {
+		"HandshakeTimeout is -1ns", "TrafficClass is 256, want 0 to 255", "ServiceLevel is 16", "PKeyIndex is -1",
+		`GIDType is "v2", want RoCE v2`, `GIDAddress is "10.0.0.0/33"`, "RetryCount is 7, want 0 to 6", "RNRRetry is 7",
+		"HopLimit is 256", "FlowLabel is 1048576"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not mention %s", err, want)
 		}

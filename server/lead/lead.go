@@ -189,6 +189,8 @@ type session struct {
 	// Its last words (Leader.Closing).
 	back []*dirpb.FreePlaces
 	last []*dirpb.Held
+
+	paths *dirpb.ClientPaths // as it said last; never changed
 }
 
 func newSession(x *fsmpb.Session, report uint64) *session {
@@ -265,6 +267,7 @@ type Renewal struct {
 	Token           uint64 // number of the one that it shows; see TokenNumber
 	// Callable: the session hears when somebody waits for it, so it may be let be quiet.
 	Callable bool
+	Paths    *dirpb.ClientPaths // replaces what the session said before, which nil leaves as it is
 }
 
 // Answer is the reply to a Renewal.
@@ -320,6 +323,9 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	if x.crowded = r.Crowded; r.Crowded {
 		a.Calls = l.rush(s, now)
 	}
+	if r.Paths != nil {
+		x.paths = r.Paths
+	}
 	a.Epoch, a.Least = l.Epochs()
 	a.Deliveries = x.deliver(s, r.Session, a.Least)
 	a.Supply = l.supply(s, now, x, x.namespace, len(r.Held) > 0)
@@ -365,6 +371,14 @@ func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 		return 0, false
 	}
 	return x.report, true
+}
+
+// Paths are by what a session reaches memory nodes, as it said last to this leader; nil: it has not.
+func (l *Leader) Paths(id uint32) *dirpb.ClientPaths {
+	if x := l.sessions.of(id); x != nil {
+		return x.paths
+	}
+	return nil
 }
 
 // Advance moves the reclaim epoch on while anybody has use for it. That is a session, or an extent whose

@@ -2,14 +2,20 @@
 
 import asyncio
 import io
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
+import warnings
 
+import support
 from support import Case, Dev
 from test_calls import value
 
 import kvd
 import kvd.aio
+from kvd import Outcome
 
 LONG = 9 << 20  # bytes, more than the arena of these clients
 
@@ -84,6 +90,61 @@ class Streams(Case):
 
         asyncio.run(main())
         self.stored("a", value(LONG))
+
+    def test_forked(self):
+        """A child's stream is of no use, and the parent's goes on."""
+        parent, children = os.getpid(), []
+
+        def pieces():
+            yield b"01234"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there are other threads
+                children.append(os.fork())
+            yield b"56789"
+
+        try:
+            self.small.put_from("f", pieces(), 10)
+        except kvd.Forked as e:
+            os._exit(7 if e.outcome is Outcome.NO else 8)
+        finally:
+            if os.getpid() != parent:
+                os._exit(1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), 7)
+        self.assertEqual(self.small.get("f"), b"0123456789")
+
+    def test_program_dies(self):
+        """Nothing is stored of a stream whose program was killed, and the broker has room for others."""
+        self.small.put("d", b"older")
+        program = """
+import os, signal, sys, kvd
+def pieces():
+    yield bytes(5000)
+    os.kill(os.getpid(), signal.SIGKILL)
+kvd.Client(sys.argv[1]).put_from("d", pieces(), 5001)
+"""
+        env = dict(os.environ, PYTHONPATH=str(support.HERE.parent))
+        done = subprocess.run([sys.executable, "-c", program, self.broker.path], env=env, timeout=support.PATIENCE)
+        self.assertEqual(done.returncode, -9)
+        self.assertEqual(self.small.get("d"), b"older")
+        self.small.put_from("d", [b"newer"], 5)
+        self.assertEqual(self.small.get("d"), b"newer")
+
+    def test_broker_dies(self):
+        """A stream whose broker was killed says that nothing was stored, and does not hang."""
+        broker = Dev()
+        self.addCleanup(broker.stop)
+        client = kvd.Client(broker.path, dial_timeout=0.3)
+        self.addCleanup(client.close)
+
+        def pieces():
+            yield bytes(5000)
+            broker.process.kill()
+            broker.process.wait()
+            yield bytes(5000)
+
+        with self.assertRaises(kvd.Error) as raised:
+            client.put_from("b", pieces(), 10_000)
+        self.assertIs(raised.exception.outcome, Outcome.NO)
 
 
 if __name__ == "__main__":
