@@ -52,3 +52,12 @@ func TestConformanceAgent(t *testing.T) {
 			Active: open(t, Options{Device: "rxe1", Atomics: AtomicsAgent}), Addr: "127.0.0.1:0"}
 	})
 }
+
+// Queue pairs that the connection manager connects.
+func TestConformanceCM(t *testing.T) {
+	needAdapters(t)
+	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
+		return rdmatest.Harness{Passive: open(t, Options{Device: "rxe0", Connect: ConnectCM}),
+			Active: open(t, Options{Device: "rxe1", Connect: ConnectCM}), Addr: "127.0.0.1:0"}
+	})
+}

@@ -64,6 +64,11 @@ type device struct {
 	initDepth, destDepth uint8
 	spin                 int64 // most nanoseconds a Poll spins
 
+	cm struct {
+		sync.Mutex
+		manager *manager // nil until it is needed
+	}
+
 	async     *os.File // wakes watchAsync
 	asyncDone chan struct{}
 
@@ -329,6 +334,9 @@ func (in *DeviceInfo) sges() int {
 	return max(1, min(n, 1+moreSGEs))
 }
 
+// iwarp tells whether the connection manager alone can connect, and the adapter moves queue pairs by itself then.
+func (d *device) iwarp() bool { return d.info.Transport == "iWARP" }
+
 func (d *device) Caps() driver.Caps { return d.caps }
 
 func (d *device) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
@@ -402,6 +410,9 @@ func (d *device) Close() error {
 			m.listeners)
 	}
 	m.closed = true
+	if d.cm.manager != nil {
+		d.cm.manager.close()
+	}
 	d.stopAsync()
 	if rc := C.kvd_close(d.ctx); rc != 0 {
 		return fmt.Errorf("verbs: close %s: %w", d.info.Name, syscall.Errno(rc))

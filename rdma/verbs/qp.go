@@ -5,7 +5,7 @@ package verbs
 // #cgo noescape kvd_post
 // #cgo nocallback kvd_post
 // #include <stdlib.h>
-// #include "shim.h"
+// #include "shim_cm.h"
 import "C"
 
 import (
@@ -51,6 +51,7 @@ type qp struct {
 	secret          uint64 // see mark
 	broken          bool   // a WR failed: what is behind it is flushed
 	hold            *holdQueue
+	cmID            *C.struct_rdma_cm_id // of the connection manager, if that has connected q
 
 	ctl     net.Conn
 	ctlDone chan struct{} // closed when nobody reads ctl any more
@@ -510,6 +511,9 @@ func (q *qp) end() error {
 	var errs []error
 	if rc := C.kvd_destroy_qp(q.c); rc != 0 {
 		errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
+	}
+	if q.cmID != nil {
+		q.d.cm.manager.drop(q.cmID)
 	}
 	// A queue pair that is gone touches nothing: whatever the adapter has not
 	// reported was flushed.

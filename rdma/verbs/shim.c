@@ -272,6 +272,8 @@ int kvd_rts(struct ibv_qp *qp, const struct kvd_path *p)
 		IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
+int kvd_modify(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask) { return f_modify_qp(qp, a, mask); }
+
 int kvd_err(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_ERR };

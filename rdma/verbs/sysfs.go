@@ -2,12 +2,51 @@ package verbs
 
 import (
 	"io/fs"
+	"net"
 	"net/netip"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 )
+
+// ipoibAddr is an address of a network interface on an InfiniBand port, which is how the RDMA connection manager knows
+// the port; invalid if it has none. root is like /sys/class/infiniband.
+func ipoibAddr(root fs.FS, device string, port int) netip.Addr {
+	dir := path.Join(device, "device", "net")
+	files, err := fs.ReadDir(root, dir)
+	if err != nil {
+		return netip.Addr{}
+	}
+	for _, f := range files {
+		b, err := fs.ReadFile(root, path.Join(dir, f.Name(), "dev_port"))
+		if err != nil || strings.TrimSpace(string(b)) != strconv.Itoa(port-1) {
+			continue
+		}
+		in, err := net.InterfaceByName(f.Name())
+		if err != nil {
+			continue
+		}
+		if a := routable(in); len(a) > 0 {
+			return a[0]
+		}
+	}
+	return netip.Addr{}
+}
+
+// routable lists an interface's addresses but the link-local ones.
+func routable(in *net.Interface) (addrs []netip.Addr) {
+	all, err := in.Addrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLinkLocalUnicast() {
+			addrs = append(addrs, p.Addr().Unmap())
+		}
+	}
+	return addrs
+}
 
 // readGIDs lists the entries in use of a port's GID table, from root, which is
 // like /sys/class/infiniband. Entries that cannot be read are left out.

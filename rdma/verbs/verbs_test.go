@@ -98,9 +98,9 @@ func TestSelector(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, PeerTimeout: 1, HandshakeTimeout: -1}
+	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, Connect: 9, PeerTimeout: 1, HandshakeTimeout: -1}
 	err := bad.Validate()
-	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "PeerTimeout is 1ns",
+	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "Connect is 9", "PeerTimeout is 1ns",
 		"HandshakeTimeout is -1ns"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not mention %s", err, want)
@@ -142,14 +142,14 @@ var someEndpoint = endpoint{qpn: 0xabcdef, psn: 0x123456, flow: 0xfffff, lid: 7,
 	gid: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
 
 func TestWire(t *testing.T) {
-	h := hello{domain: domainNIC, ep: someEndpoint, private: []byte("token")}
+	h := hello{ways: wayTCP | wayCM, domain: domainNIC, ep: someEndpoint, private: []byte("token")}
 	b := h.append(nil)
 	got, n, err := parseHello(b[:headSize])
 	got.private = b[headSize:]
 	if err != nil || n != 5 || !reflect.DeepEqual(got, h) {
 		t.Fatalf("hello %+v, %d, %v; want %+v", got, n, err, h)
 	}
-	w := welcome{domain: domainAgent, ep: someEndpoint}
+	w := welcome{way: wayTCP, domain: domainAgent, ep: someEndpoint}
 	if got, err := parseWelcome(w.append(nil, "")[:headSize]); err != nil || got != w {
 		t.Fatalf("welcome %+v, %v; want %+v", got, err, w)
 	}
