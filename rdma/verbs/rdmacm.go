@@ -182,6 +182,25 @@ func cmError(e *C.struct_kvd_cm_event) error {
 	return fmt.Errorf("event %d, status %d", int(e._type), int(e.status))
 }
 
+// resolveStep is how long the kernel waits for a neighbour's answer. One that comes before it waits goes unnoticed until
+// then, so the step is short, and taken again.
+const resolveStep = 100 * time.Millisecond
+
+// resolve finds the way to an address.
+func (c *cmDial) resolve(ctx context.Context, own netip.Addr, at netip.AddrPort) error {
+	from, to := cmAddr(netip.AddrPortFrom(own, 0)), cmAddr(at)
+	what := fmt.Sprintf("resolve %v from %v", at, own)
+	for {
+		if rc := C.kvd_cm_resolve_addr(c.id, &from, &to, C.int(resolveStep/time.Millisecond)); rc != 0 {
+			return fmt.Errorf("RDMA connection manager: %s: %w", what, syscall.Errno(rc))
+		}
+		err := c.wait(ctx, what, C.RDMA_CM_EVENT_ADDR_RESOLVED)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, syscall.ETIMEDOUT) {
+			return err
+		}
+	}
+}
+
 // connectCM moves q from INIT to RTS by the manager, with the peer that r tells of.
 func (q *qp) connectCM(ctx context.Context, local, remote *endpoint, r *rendezvous) (err error) {
 	d := q.d
@@ -209,19 +228,14 @@ func (q *qp) connectCM(ctx context.Context, local, remote *endpoint, r *rendezvo
 		return err
 	}
 	q.cmID = c.id // end drops it
-	from, to := cmAddr(netip.AddrPortFrom(own, 0)), cmAddr(r.at)
-	ms := C.int(d.o.HandshakeTimeout / time.Millisecond)
-	if rc := C.kvd_cm_resolve_addr(c.id, &from, &to, ms); rc != 0 {
-		return fmt.Errorf("RDMA connection manager: resolve %v from %v: %w", r.at, own, syscall.Errno(rc))
-	}
-	if err := c.wait(ctx, fmt.Sprintf("resolve %v from %v", r.at, own), C.RDMA_CM_EVENT_ADDR_RESOLVED); err != nil {
+	if err := c.resolve(ctx, own, r.at); err != nil {
 		return err
 	}
 	if C.kvd_cm_is_at(c.id, d.ctx, C.int(d.port.Number)) == 0 {
 		return fmt.Errorf("RDMA connection manager: the way from %v to %v is not by %s port %d", own, r.at, d.info.Name,
 			d.port.Number)
 	}
-	if rc := C.kvd_cm_resolve_route(c.id, ms); rc != 0 {
+	if rc := C.kvd_cm_resolve_route(c.id, C.int(d.o.HandshakeTimeout/time.Millisecond)); rc != 0 {
 		return fmt.Errorf("RDMA connection manager: route to %v: %w", r.at, syscall.Errno(rc))
 	}
 	if err := c.wait(ctx, fmt.Sprintf("route to %v", r.at), C.RDMA_CM_EVENT_ROUTE_RESOLVED); err != nil {
