@@ -103,6 +103,9 @@ func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r drive
 	if w.domain == domainNIC && !d.canCAS {
 		return nil, fmt.Errorf("the memory node's atomics are its adapter's, and ours (%s) has none", d.info.Name)
 	}
+	if d.iwarp() && w.domain != domainAgent {
+		return nil, errors.New("the memory node's adapter is not of iWARP, and ours is")
+	}
 	if w.domain == domainAgent {
 		if q.hold, err = newAgentQueue(q); err != nil {
 			return nil, err
@@ -119,6 +122,9 @@ func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r drive
 		}
 		if w.meet, err = parseRendezvous(b); err != nil {
 			return nil, fmt.Errorf("welcome: %w", err)
+		}
+		if q.hold != nil {
+			q.hold.meet = w.meet
 		}
 		err = q.connectCM(ctx, &h.ep, &w.ep, &w.meet)
 	} else {
@@ -475,6 +481,9 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 	if !ok || own.d != d {
 		return w, errors.New("the PD that was chosen is not of this device")
 	}
+	if err := d.limitable(access); err != nil {
+		return w, err
+	}
 	if err := own.addQP(); err != nil {
 		return w, err
 	}
@@ -526,6 +535,9 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 			return w, undo(err)
 		}
 		p.path, w.meet = path, p.l.cm.await(p)
+		if a != nil && a.ms.word != nil {
+			w.meet.word, w.meet.wordRKey = a.ms.word.Base(), uint32(a.ms.word.RKey())
+		}
 	} else if err := p.connect(&path, a != nil); err != nil {
 		return w, undo(fmt.Errorf("%w, towards %v", err, &h.ep))
 	}

@@ -77,30 +77,35 @@ type nonce [16]byte
 // rendezvous is where and as whom a dialer's connection of the manager is awaited: it stands behind a welcome with
 // wayCM.
 //
-//	0         16     18      34
-//	+---------+------+-------+
-//	| address | port | nonce |
-//	+---------+------+-------+
+//	0         16     18      34          42          46
+//	+---------+------+-------+-----------+-----------+
+//	| address | port | nonce | word addr | word rkey |
+//	+---------+------+-------+-----------+-----------+
 //
-// The address is an IPv6 one in network order, or an IPv4 one mapped.
+// The address is an IPv6 one in network order, or an IPv4 one mapped. The word is for the dialer to READ if both are of
+// iWARP, see iwarp.go; else 0.
 type rendezvous struct {
-	at    netip.AddrPort
-	nonce nonce
+	at       netip.AddrPort
+	nonce    nonce
+	word     uint64
+	wordRKey uint32
 }
 
-const rendezvousSize = 34
+const rendezvousSize = 46
 
 func (r *rendezvous) append(b []byte) []byte {
 	ip := r.at.Addr().As16()
 	b = append(b, ip[:]...)
 	b = binary.LittleEndian.AppendUint16(b, r.at.Port())
-	return append(b, r.nonce[:]...)
+	b = append(b, r.nonce[:]...)
+	b = binary.LittleEndian.AppendUint64(b, r.word)
+	return binary.LittleEndian.AppendUint32(b, r.wordRKey)
 }
 
 // parseRendezvous takes rendezvousSize bytes.
 func parseRendezvous(b []byte) (r rendezvous, err error) {
 	r.at = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)).Unmap(), binary.LittleEndian.Uint16(b[16:]))
-	r.nonce = nonce(b[18:])
+	r.nonce, r.word, r.wordRKey = nonce(b[18:]), binary.LittleEndian.Uint64(b[34:]), binary.LittleEndian.Uint32(b[42:])
 	if a := r.at.Addr(); a.IsUnspecified() || a.IsMulticast() || r.at.Port() == 0 {
 		return r, fmt.Errorf("the connection manager's address is %v", r.at)
 	}

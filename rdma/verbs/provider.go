@@ -55,8 +55,12 @@ type device struct {
 	mtu    uint8 // enum ibv_mtu
 	gid    [16]byte
 	global bool
-	caps   driver.Caps
-	native bool // the adapter executes atomics on our memory
+	// ownBase: the adapter takes no addresses of our making for memory that others reach.
+	ownBase bool
+	// allRights: the adapter cannot limit what a connection may do to its PD's memory.
+	allRights bool
+	caps      driver.Caps
+	native    bool // the adapter executes atomics on our memory
 	// canCAS: the adapter can ask others for atomics.
 	canCAS  bool
 	timeout uint8 // of an acknowledgement: 4.096 µs · 2^timeout
@@ -126,6 +130,7 @@ func Devices() (infos []DeviceInfo, err error) {
 func describe(l []*C.struct_ibv_device, only string) []DeviceInfo {
 	infos := make([]DeviceInfo, len(l))
 	root := sysfsRoot()
+	interfaces, _ := net.Interfaces() // none: then an iWARP port has no address
 	table := make([]C.struct_ibv_gid_entry, 1024)
 	for i, d := range l {
 		if name := C.GoString(C.kvd_name(d)); only != "" && only != name {
@@ -175,6 +180,9 @@ func describe(l []*C.struct_ibv_device, only string) []DeviceInfo {
 					pi.GIDs = gidsOf(table[:c.gids], n+1)
 				} else {
 					pi.GIDs = readGIDs(root, in.Name, n+1)
+				}
+				if in.Transport == "iWARP" {
+					pi.Addrs = iwarpAddrs(pi.GIDs, interfaces)
 				}
 				if p.link_layer != C.IBV_LINK_LAYER_ETHERNET {
 					pi.LinkLayer = "InfiniBand"
@@ -269,6 +277,9 @@ func (d *device) setUp() error {
 			d.gid = g.GID.As16()
 		}
 	}
+	if d.iwarp() {
+		d.gid = d.choice.Addr.As16()
+	}
 	d.mtu = mtuCode(cmp.Or(min(cmp.Or(d.o.MTU, d.port.MTU), d.port.MTU), 1024))
 	d.timeout = 1
 	for d.timeout < 31 && time.Duration(retryCount+1)*4096*time.Nanosecond<<(d.timeout+1) <= d.o.PeerTimeout {
@@ -290,6 +301,7 @@ func (d *device) setUp() error {
 		EnforcesRights: true,
 		AtomicsByAgent: true,
 		SharedWire:     true,
+		SilentRefusals: d.iwarp(),
 	}
 	if m := d.port.MaxMsgBytes; m > 0 {
 		d.caps.MaxMsg = min(m, longestMsg)
@@ -299,11 +311,16 @@ func (d *device) setUp() error {
 		return err
 	}
 	test := d.selfTest()
+	if d.iwarp() && test.err != nil { // it may take no addresses of our making
+		d.ownBase = true
+		test = d.selfTest()
+	}
 	if test.err != nil {
 		d.stopAsync()
 		return fmt.Errorf("connection to itself: %w", test.err)
 	}
 	d.caps.MaxInline = test.inline
+	d.allRights = !test.limits
 	d.canCAS = d.canCAS && test.atomics == nil
 	if d.o.Atomics == AtomicsAgent || d.o.Atomics == AtomicsAuto && !d.canCAS {
 		if d.o.Atomics == AtomicsAuto {

@@ -43,7 +43,7 @@ type qp struct {
 	ring            []entry // length a power of two, at least depth
 	depth           int
 	posted, retired uint64
-	wrs             []C.struct_kvd_wr  // in C's memory, depth of them
+	wrs             []C.struct_kvd_wr  // in C's memory, depth of them and one for confirm
 	more            []C.struct_kvd_sge // in C's memory, moreSGEs for each of wrs
 	local           *mr                // the MR of the last LKey
 	scratch         unsafe.Pointer
@@ -111,11 +111,15 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	}
 	// Adapters differ in how much they take inline, and say so by refusing.
 	var got, rc C.int
+	room := q.depth + 1
+	if d.iwarp() {
+		room += q.depth // see confirm
+	}
 	for want := wantInline; ; want /= 2 {
 		if want < 32 {
 			want = 0
 		}
-		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(d.caps.MaxSGE),
+		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(room, d.info.MaxQPWR)), recvBuffers, C.int(d.caps.MaxSGE),
 			C.int(want), &q.c, &got); rc == 0 || want == 0 {
 			q.inline = min(int(got), want)
 			break
@@ -140,10 +144,11 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		size *= 2
 	}
 	q.ring = make([]entry, size)
-	q.wrs = unsafe.Slice((*C.struct_kvd_wr)(C.calloc(C.size_t(q.depth), C.sizeof_struct_kvd_wr)), q.depth)
-	q.more = unsafe.Slice((*C.struct_kvd_sge)(C.calloc(C.size_t(q.depth*moreSGEs), C.sizeof_struct_kvd_sge)),
-		q.depth*moreSGEs)
-	q.scratch = C.calloc(1, C.kvd_scratch_size(C.int(q.depth)))
+	q.wrs = unsafe.Slice((*C.struct_kvd_wr)(C.calloc(C.size_t(q.depth+1), C.sizeof_struct_kvd_wr)),
+		q.depth+1)
+	q.more = unsafe.Slice((*C.struct_kvd_sge)(C.calloc(C.size_t((q.depth+1)*moreSGEs),
+		C.sizeof_struct_kvd_sge)), (q.depth+1)*moreSGEs)
+	q.scratch = C.calloc(1, C.kvd_scratch_size(C.int(q.depth+1)))
 	q.state.Store(uint32(driver.StateRTS))
 	return q, nil
 }

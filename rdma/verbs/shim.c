@@ -242,7 +242,10 @@ int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr
 int kvd_init_qp(struct ibv_qp *qp, int port, int access)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = port, .qp_access_flags = access };
-	return f_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	int mask = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS;
+	if (qp->context->device->transport_type != IBV_TRANSPORT_IWARP)
+		mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+	return f_modify_qp(qp, &a, mask);
 }
 
 int kvd_rtr(struct ibv_qp *qp, const struct kvd_path *p)

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"bytes"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -32,6 +33,20 @@ func ipoibAddr(root fs.FS, device string, port int) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+// iwarpAddrs lists the addresses of the network interfaces of an iWARP port. Its GID begins with their hardware address,
+// as the kernel's connection manager has it, too.
+func iwarpAddrs(gids []GIDInfo, all []net.Interface) (addrs []netip.Addr) {
+	for _, g := range gids {
+		b := g.GID.As16()
+		for _, in := range all {
+			if len(in.HardwareAddr) == 6 && bytes.Equal(in.HardwareAddr, b[:6]) {
+				addrs = append(addrs, routable(&in)...)
+			}
+		}
+	}
+	return addrs
 }
 
 // routable lists an interface's addresses but the link-local ones.

@@ -176,6 +176,8 @@ type PortInfo struct {
 	LID         int    // InfiniBand
 	Speed       string // "100 Gb/sec (4X EDR)", or "" if unknown
 	GIDs        []GIDInfo
+	// Addrs are an iWARP port's: those of its network interface that are not link-local.
+	Addrs []netip.Addr
 }
 
 // GIDInfo is one entry of a port's GID table that is in use.
