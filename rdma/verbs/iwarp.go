@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -62,6 +63,27 @@ func (q *qp) lost(at uint64, s driver.Status) driver.Status {
 		return driver.WRFlushErr
 	}
 	return s
+}
+
+// drainLocked destroys a queue pair whose connection has ended and that nobody closes, if the adapter does not flush it:
+// siw forgets READs under way when the peer closes the stream.
+func (q *qp) drainLocked() {
+	open := func() bool { return q.State() != driver.StateClosed }
+	q.awaitFlushLocked(open)
+	if q.posted == q.retired || !open() {
+		return
+	}
+	if rc := C.kvd_destroy_qp(q.c); rc != 0 {
+		q.d.o.Logger.Error("QP not destroyed", "qp", q.num, "err", syscall.Errno(rc))
+		return
+	}
+	q.c = nil // nothing touches the buffers any more
+	if !q.broken {
+		q.complete(q.retired, driver.RetryExcErr)
+	}
+	if q.posted > q.retired {
+		q.complete(q.posted-1, driver.WRFlushErr)
+	}
 }
 
 // isFoul tells whether all in front of the next WR has completed and it is foul. The target must not be asked to refuse

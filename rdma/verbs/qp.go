@@ -390,7 +390,7 @@ func (q *qp) sent(seq, status, vendor uint32) {
 }
 
 func (q *qp) received(seq, status uint32) {
-	if q.hold != nil && q.hold.byAgent {
+	if q.hold != nil && q.hold.byAgent && q.c != nil {
 		q.hold.received(seq, status)
 	}
 }
@@ -476,6 +476,9 @@ func (q *qp) watchPeer() {
 	q.cq.mu.Lock()
 	defer q.cq.mu.Unlock()
 	q.failLocked()
+	if q.d.iwarp() {
+		q.drainLocked()
+	}
 	q.cq.signal()
 }
 
@@ -501,21 +504,14 @@ func (q *qp) end() error {
 	c.mu.Lock()
 	clean := q.posted == q.retired && !q.failed.Load()
 	q.state.Store(uint32(driver.StateClosed))
-	rc := C.kvd_err(q.c)
-	c.mu.Unlock()
-	for deadline := time.Now().Add(drainBudget); ; {
-		c.mu.Lock()
-		for q.posted > q.retired && c.takeLocked(pollBatch, 0) > 0 {
-		}
-		if q.posted == q.retired || rc != 0 || time.Now().After(deadline) {
-			break // with the lock held
-		}
-		c.mu.Unlock()
-		time.Sleep(50 * time.Microsecond)
-	}
 	var errs []error
-	if rc := C.kvd_destroy_qp(q.c); rc != 0 {
-		errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
+	if q.c != nil { // or drainLocked was here
+		if rc := C.kvd_err(q.c); rc == 0 {
+			q.awaitFlushLocked(func() bool { return true })
+		}
+		if rc := C.kvd_destroy_qp(q.c); rc != 0 {
+			errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
+		}
 	}
 	if q.cmID != nil {
 		q.d.cm.manager.drop(q.cmID)
@@ -544,6 +540,22 @@ func (q *qp) end() error {
 	q.pd.removeQP()
 	q.d.releaseQP()
 	return errors.Join(errs...)
+}
+
+// awaitFlushLocked waits, with the CQ's lock open, until the adapter has flushed the queue, for at most drainBudget and
+// while wanted says so.
+func (q *qp) awaitFlushLocked(wanted func() bool) {
+	c := q.cq
+	for deadline := time.Now().Add(drainBudget); ; {
+		for q.posted > q.retired && c.takeLocked(pollBatch, 0) > 0 {
+		}
+		if q.posted == q.retired || !wanted() || time.Now().After(deadline) {
+			return
+		}
+		c.mu.Unlock()
+		time.Sleep(50 * time.Microsecond)
+		c.mu.Lock()
+	}
 }
 
 // part takes leave of the peer.
