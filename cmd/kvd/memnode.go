@@ -390,6 +390,9 @@ func published(ctx context.Context, dir *dirclient.Client, name string, devices 
 // verbsListen gives where to set up RDMA connections, and which adapter to use.
 func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o verbs.Options, err error) {
 	o = verbs.Options{Device: c.RDMADevice, Logger: log}
+	if o.Connect, err = verbs.ParseConnect(c.RDMAConnect); err != nil {
+		return "", o, fmt.Errorf("rdma-connect: %w", err)
+	}
 	switch c.RDMAAtomics {
 	case "nic":
 		o.Atomics = verbs.AtomicsNIC

@@ -62,7 +62,9 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 				continue
 			}
 			at := placesOf(p, iwarp)
-			if len(at) == 0 {
+			if len(at) == 0 && iwarp {
+				reject("%s port %d: its network interface has no address", d.Name, p.Number)
+			} else if len(at) == 0 {
 				reject("%s port %d has no GID: give its network interface an address", d.Name, p.Number)
 			}
 			for _, g := range at {
