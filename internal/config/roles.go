@@ -266,8 +266,8 @@ func DefaultDirectoryNode() *Directory {
 func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, Populate: true, HugePages: Off,
-		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAConnect: Auto, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off,
-		HTTPListen:     Off,
+		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAConnect: Auto, RDMAAtomics: Auto, ShmSocket: Auto,
+		HealthListen: Off, HTTPListen: Off,
 		MaxConnections: 20_000, Keep: on, MemoryPath: Off, ControlSocket: Auto, Janitor: true,
 		Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}

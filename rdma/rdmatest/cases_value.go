@@ -219,12 +219,12 @@ func valueSlack(t *testing.T, e *Env) {
 	e.Must(dst.intact())
 }
 
-// mustFail checks that w, posted alone, completes with s.
 // silently tells whether s is all that a refusal tells.
 func silently(e *Env, s rdma.Status) bool {
 	return e.H.Active.Caps().SilentRefusals && s == driver.RetryExcErr
 }
 
+// mustFail checks that w, posted alone, completes with s.
 func mustFail(e *Env, l *Lane, w rdma.WR, s rdma.Status) {
 	e.T.Helper()
 	wcs, err := l.Do(w)
@@ -615,7 +615,8 @@ func valueOfFailedWR(t *testing.T, e *Env) {
 		flushed.Value = &rdma.Value{Bytes: behind.bytes(), Start: whole(n)}
 		wcs, err := l.Do(bad, flushed)
 		e.Must(err)
-		if s := wcs[0].Status; len(wcs) != 2 || s != driver.RemAccessErr && !silently(e, s) || wcs[1].Status != driver.WRFlushErr {
+		if s := wcs[0].Status; len(wcs) != 2 || s != driver.RemAccessErr && !silently(e, s) ||
+			wcs[1].Status != driver.WRFlushErr {
 			t.Fatalf("%v and what is behind it: %+v", op, wcs)
 		}
 		e.Must(dst.intact())

@@ -167,7 +167,11 @@ func (a *agent) run() {
 				w := &a.batch[i]
 				if w.status != C.IBV_WC_SUCCESS {
 					// The queue pair is in error. The initiator hears so from the
-					// adapter, with the reason, and must not hear it from us first.
+					// adapter, with the reason, and must not hear it from us first. Of iWARP
+					// it hears no reason, and siw may forget to tell.
+					if a.p.l.d.iwarp() {
+						a.p.wake()
+					}
 					return false
 				}
 				ok = ok && a.completed(w)

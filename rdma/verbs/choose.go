@@ -19,8 +19,8 @@ type Choice struct {
 }
 
 // Choose picks what o leaves open. An active port comes before all else, then the address that the user wants
-// to be near. RoCE v2 with an IPv4 address, InfiniBand, RoCE v2 with another routable address and RoCE v1
-// follow in this order, iWARP with an address in between. Link-local addresses come last: nobody beyond the link can reach them, or with
+// to be near. RoCE v2 with an IPv4 address, InfiniBand, RoCE v2 with another routable address, iWARP and RoCE v1
+// follow in this order. Link-local addresses come last: nobody beyond the link can reach them, or with
 // several links nobody at all.
 func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 	sel, err := parseSelector(o.Device)
@@ -49,8 +49,8 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 		}
 		iwarp := d.Transport == "iWARP"
 		if iwarp && o.Connect == ConnectTCP {
-			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make (connect is tcp)",
-				d.Name)
+			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make (connect is "+
+				"tcp)", d.Name)
 			continue
 		}
 		for pi, p := range d.Ports {

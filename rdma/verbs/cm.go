@@ -112,8 +112,8 @@ func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r drive
 		}
 	}
 	if w.way&h.ways == 0 {
-		return nil, errors.New("the memory node does not connect by the RDMA connection manager, which this side needs: it " +
-			"is of an older version, or set to tcp")
+		return nil, errors.New("the memory node does not connect by the RDMA connection manager, which this side " +
+			"needs: it is of an older version, or set to tcp")
 	}
 	if w.way == wayCM {
 		b := head[headSize:][:rendezvousSize]

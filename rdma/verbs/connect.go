@@ -65,8 +65,8 @@ func (w ways) choose(offered ways) (ways, error) {
 	case both != 0:
 		return wayCM, nil
 	case w == wayCM:
-		return 0, errors.New("this side connects by the RDMA connection manager, and the dialer does not: it is of an " +
-			"older version, or set to tcp")
+		return 0, errors.New("this side connects by the RDMA connection manager, and the dialer does not: it is of " +
+			"an older version, or set to tcp")
 	}
 	return 0, errors.New("this side does not connect by the RDMA connection manager, which the dialer needs")
 }

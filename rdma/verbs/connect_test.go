@@ -34,8 +34,8 @@ func TestConnect(t *testing.T) {
 	} {
 		got, err := c.listener.choose(c.dialer)
 		if got != c.want || (err != nil) != (c.why != "") || err != nil && !strings.Contains(err.Error(), c.why) {
-			t.Errorf("a listener with %b and a dialer with %b: %b, %v; want %b, %q", c.listener, c.dialer, got, err, c.want,
-				c.why)
+			t.Errorf("a listener with %b and a dialer with %b: %b, %v; want %b, %q", c.listener, c.dialer, got, err,
+				c.want, c.why)
 		}
 	}
 }

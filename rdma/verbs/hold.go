@@ -139,8 +139,8 @@ func (h *holdQueue) pump() {
 			h.waiting = false
 			if syscall.Errno(rc) != syscall.ENOMEM {
 				if syscall.Errno(rc) != syscall.ENOTCONN { // so siw says that the connection has ended
-					q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num, "err",
-						syscall.Errno(rc))
+					q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num,
+						"err", syscall.Errno(rc))
 				}
 				q.failLocked()
 				h.giveUp()

@@ -46,8 +46,8 @@ func (h *holdQueue) waitsFor(w *driver.WR, foul bool) bool {
 	return h.q.d.iwarp() && (foul || w.Op != driver.OpRead && h.reads > h.q.retired)
 }
 
-// lost takes an error of WR at. What is in front of it was not confirmed. The first of all is the one that tells that
-// the connection is gone, unless we have closed it.
+// lost takes an error of WR at. The WRs in front of it were not confirmed. The first of all tells that the connection
+// is gone, unless we have closed it.
 func (q *qp) lost(at uint64, s driver.Status) driver.Status {
 	if q.broken {
 		return s
@@ -65,8 +65,8 @@ func (q *qp) lost(at uint64, s driver.Status) driver.Status {
 	return s
 }
 
-// drainLocked destroys a queue pair whose connection has ended and that nobody closes, if the adapter does not flush it:
-// siw forgets READs under way when the peer closes the stream.
+// drainLocked destroys a queue pair whose connection has ended and that nobody closes, if the adapter does not flush
+// it: siw forgets READs under way when the peer closes the stream.
 func (q *qp) drainLocked() {
 	open := func() bool { return q.State() != driver.StateClosed }
 	q.awaitFlushLocked(open)
@@ -84,6 +84,20 @@ func (q *qp) drainLocked() {
 	if q.posted > q.retired {
 		q.complete(q.posted-1, driver.WRFlushErr)
 	}
+}
+
+// connectionEndedLocked takes the end of the connection, of which receives that are flushed tell.
+func (q *qp) connectionEndedLocked() {
+	if q.State() != driver.StateRTS {
+		return // it is known, or its peer's end of the control channel will tell
+	}
+	q.failLocked()
+	q.draining.Go(func() {
+		q.cq.mu.Lock()
+		defer q.cq.mu.Unlock()
+		q.drainLocked()
+		q.cq.signal()
+	})
 }
 
 // isFoul tells whether all in front of the next WR has completed and it is foul. The target must not be asked to refuse
@@ -107,7 +121,8 @@ func (t *selfTest) dial(p driver.PD, rights driver.Access) (*qp, error) {
 			return nil
 		})
 		if t.l, err = d.Listen("127.0.0.1:0", driver.ListenOptions{
-			Accept: func(driver.ConnRequest) (driver.PD, driver.Access, error) { return p, t.rights, nil }}); err != nil {
+			Accept: func(driver.ConnRequest) (driver.PD, driver.Access, error) { return p, t.rights, nil },
+		}); err != nil {
 			return nil, err
 		}
 		t.undo = append(t.undo, t.l.Close)
@@ -139,7 +154,8 @@ func (d *device) limitable(a driver.Access) error {
 	if !d.allRights || a&all == all {
 		return nil
 	}
-	return fmt.Errorf("%w: the memory node's adapter (%s) cannot limit what a connection may do", errLimits, d.info.Name)
+	return fmt.Errorf("%w: the memory node's adapter (%s) cannot limit what a connection may do", errLimits,
+		d.info.Name)
 }
 
 var errLimits = errors.New("a session with fewer rights than READ and WRITE is not possible here")

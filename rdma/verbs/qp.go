@@ -60,7 +60,8 @@ type qp struct {
 		sync.Once
 		err error
 	}
-	aborted atomic.Bool
+	aborted  atomic.Bool
+	draining sync.WaitGroup // of connectionEndedLocked
 }
 
 type entry struct {
@@ -392,6 +393,9 @@ func (q *qp) sent(seq, status, vendor uint32) {
 func (q *qp) received(seq, status uint32) {
 	if q.hold != nil && q.hold.byAgent && q.c != nil {
 		q.hold.received(seq, status)
+		if status != C.IBV_WC_SUCCESS && q.d.iwarp() {
+			q.connectionEndedLocked()
+		}
 	}
 }
 
@@ -526,6 +530,7 @@ func (q *qp) end() error {
 		c.signal()
 	}
 	c.mu.Unlock()
+	q.draining.Wait()
 	C.free(unsafe.Pointer(&q.wrs[0]))
 	C.free(unsafe.Pointer(&q.more[0]))
 	C.free(q.scratch)

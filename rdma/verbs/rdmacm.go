@@ -182,8 +182,8 @@ func cmError(e *C.struct_kvd_cm_event) error {
 	return fmt.Errorf("event %d, status %d", int(e._type), int(e.status))
 }
 
-// resolveStep is how long the kernel waits for a neighbour's answer. One that comes before it waits goes unnoticed until
-// then, so the step is short, and taken again.
+// resolveStep is how long the kernel waits for a neighbour's answer. It may miss an answer that comes before it waits,
+// and looks again at the end, so the step is short, and taken again.
 const resolveStep = 100 * time.Millisecond
 
 // resolve finds the way to an address.

@@ -35,8 +35,8 @@ func ipoibAddr(root fs.FS, device string, port int) netip.Addr {
 	return netip.Addr{}
 }
 
-// iwarpAddrs lists the addresses of the network interfaces of an iWARP port. Its GID begins with their hardware address,
-// as the kernel's connection manager has it, too.
+// iwarpAddrs lists the addresses of the network interfaces of an iWARP port. Its GID begins with their hardware
+// address, as the kernel's connection manager has it, too.
 func iwarpAddrs(gids []GIDInfo, all []net.Interface) (addrs []netip.Addr) {
 	for _, g := range gids {
 		b := g.GID.As16()

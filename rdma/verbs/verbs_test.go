@@ -63,7 +63,8 @@ func TestChoose(t *testing.T) {
 		{"iWARP", Options{Device: "cxgb4_0"}, machine, "cxgb4_0", 0, "asked for, iWARP"},
 		{"near iWARP", Options{Near: "10.0.1.1"}, machine, "cxgb4_0", 0,
 			"it has the address 10.0.1.1, iWARP, first of 9"},
-		{"iWARP without the manager", Options{Device: "cxgb4_0", Connect: ConnectTCP}, machine, "", 0, "connect is tcp"},
+		{"iWARP without the manager", Options{Device: "cxgb4_0", Connect: ConnectTCP}, machine, "", 0,
+			"connect is tcp"},
 		{"iWARP without an address", Options{}, []DeviceInfo{{Name: "a", Transport: "iWARP",
 			Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "200:5e00:5301::", GIDInfiniBand))}}}, "", 0,
 			"a port 1: its network interface has no address"},
@@ -105,7 +106,8 @@ func TestSelector(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, Connect: 9, PeerTimeout: 1, HandshakeTimeout: -1}
+	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, Connect: 9, PeerTimeout: 1,
+		HandshakeTimeout: -1}
 	err := bad.Validate()
 	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "Connect is 9", "PeerTimeout is 1ns",
 		"HandshakeTimeout is -1ns"} {
