@@ -402,10 +402,12 @@ lint-verbs: verbs-headers
 # atomics are worse than the specification allows, for the provider alone. Empty: none.
 VERBS_ADVERSARY ?= 6.1
 VERBS_SELFTEST ?= 1
+# VERBS_IWARP=1 adds parts over siw, where a WR is now and then never completed.
+VERBS_IWARP ?=
 VERBS_RUN = $(VERBS_VM)/run.sh -t 1500 -m 3072
 
 .PHONY: test-verbs
-test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE and siw in a virtual machine (Debian; as root it installs QEMU)
+test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE in a virtual machine (Debian; as root it installs QEMU)
 	@if [ '$(VERBS_SELFTEST)' != 0 ]; then echo $(VERBS_VM)/selftest.sh; $(VERBS_VM)/selftest.sh; fi
 	rm -rf dist/verbs
 	mkdir -p dist/verbs
@@ -416,7 +418,7 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 	$(VERBS_ENV) $(GO) test -c -tags verbs -o dist/verbs/client.test ./client
 	@failed=0; run() { echo "$(VERBS_RUN) $$*"; $(VERBS_RUN) "$$@" || failed=1; }; \
 	run -n 4 dist/verbs 'sh guest-tests.sh provider store client cm cm-store'; \
-	run -s -n 4 dist/verbs 'sh guest-tests.sh iwarp iwarp-store'; \
+	$(if $(VERBS_IWARP),run -s -n 4 dist/verbs 'sh guest-tests.sh iwarp iwarp-store';) \
 	run -n 0 -a rdma_libs=none dist/verbs 'sh guest-tests.sh nohardware'; \
 	$(if $(VERBS_ADVERSARY),run -n 4 -k $(VERBS_ADVERSARY) dist/verbs 'sh guest-tests.sh provider';) \
 	if [ $$failed = 0 ]; then echo 'test-verbs: PASS'; else echo 'test-verbs: FAIL'; fi; exit $$failed
