@@ -477,6 +477,9 @@ func verbsListens(c *config.MemNode, open bool, log *slog.Logger) (ways []verbsW
 		if err != nil {
 			return nil, nil, err
 		}
+		if o.Connect, err = verbs.ParseConnect(c.RDMAConnect); err != nil {
+			return nil, nil, fmt.Errorf("rdma-connect: %w", err)
+		}
 		switch c.RDMAAtomics {
 		case "nic":
 			o.Atomics = verbs.AtomicsNIC

@@ -98,6 +98,7 @@ type MemNode struct {
 	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"address where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off. A list as of rdma-device"`
 	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port; a list as of listen-verbs"`
 	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best. Several, with commas between, are as many endpoints"`
+	RDMAConnect    string   `mapstructure:"rdma-connect" usage:"how RDMA connections are set up: tcp, cm (the RDMA connection manager), or auto, which is cm for iWARP adapters; clients follow"`
 	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"executor of atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"address where the gRPC health service listens, host:port, or off"`
@@ -258,8 +259,8 @@ func DefaultDirectoryNode() *Directory {
 func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, Populate: true, HugePages: Off,
-		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off,
-		HTTPListen:     Off,
+		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAConnect: Auto, RDMAAtomics: Auto, ShmSocket: Auto,
+		HealthListen: Off, HTTPListen: Off,
 		MaxConnections: 20_000, Keep: on, MemoryPath: Off, ControlSocket: Auto, Janitor: true,
 		Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
@@ -545,6 +546,9 @@ func (m *MemNode) Validate() error {
 	}
 	if n := len(List(m.RDMADevice)); n > MaxWays {
 		c.bad("rdma-device", m.RDMADevice, "want at most %d", MaxWays)
+	}
+	if m.RDMAConnect != Auto && m.RDMAConnect != "tcp" && m.RDMAConnect != "cm" {
+		c.bad("rdma-connect", m.RDMAConnect, "want auto, tcp or cm")
 	}
 	if m.RDMAAtomics != Auto && m.RDMAAtomics != "nic" && m.RDMAAtomics != "agent" {
 		c.bad("rdma-atomics", m.RDMAAtomics, "want auto, nic or agent")

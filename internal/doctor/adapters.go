@@ -295,8 +295,8 @@ func (x *exam) adapter(a adapter) {
 	case a.Err != nil:
 		x.add(Warn, "device", fmt.Sprintf("%s; cannot be opened: %v", what, a.Err), "")
 	case a.Transport == "iWARP":
-		x.add(Note, "device", what+": its connections are made by the RDMA connection manager, which kvd does not use",
-			"use tcp; an InfiniBand or RoCE adapter is needed for verbs")
+		x.add(Note, "device", what+": its connections are made by the RDMA connection manager, and an agent of the "+
+			"memory node executes atomics", "librdmacm1 is needed, and modprobe rdma_ucm")
 	case a.Transport != "InfiniBand":
 		x.add(Warn, "device", what+": kvd needs reliable connections (RC) of InfiniBand or RoCE", "use tcp")
 	case a.soft:

@@ -9,6 +9,8 @@
 //
 //	KVD_VERBS=1         the adapters rxe0 to rxe3 have the addresses 10.77.1.1 to
 //	                    10.77.1.4, on the network devices n0 to n3
+//	KVD_VERBS_NIC       siw: they are siw0 to siw3
+//	KVD_VERBS_CONNECT   rdma-connect of memory nodes; default auto
 //	KVD_VERBS=none      there is neither an adapter nor the verbs library
 //	KVD_BIN             folder with kvd and kvctl, built with the tag verbs
 //	KVD_VERBS_PROVIDER  provider in the place of verbs: with tcp, most of the tests

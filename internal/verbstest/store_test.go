@@ -41,6 +41,8 @@ var (
 	mode     = os.Getenv("KVD_VERBS")
 	bin      = os.Getenv("KVD_BIN")
 	provider = cmp.Or(os.Getenv("KVD_VERBS_PROVIDER"), "verbs")
+	nics     = cmp.Or(os.Getenv("KVD_VERBS_NIC"), "rxe")
+	connect  = cmp.Or(os.Getenv("KVD_VERBS_CONNECT"), "auto")
 )
 
 func TestMain(m *testing.M) {
@@ -76,7 +78,7 @@ func needsVerbs(t *testing.T, why string) {
 }
 
 // nic is the name of the i-th adapter, and host its address.
-func nic(i int) string { return fmt.Sprintf("rxe%d", i) }
+func nic(i int) string { return fmt.Sprintf("%s%d", nics, i) }
 
 func host(i int) string {
 	if provider != "verbs" {
@@ -370,7 +372,7 @@ func (s *store) memnode(n node) []string {
 		argv = append(argv, s.certificate("memnode", host(n.nic))...)
 	}
 	if provider == "verbs" {
-		argv = append(argv, "--listen-verbs", host(n.nic)+":0", "--rdma-device", nic(n.nic))
+		argv = append(argv, "--listen-verbs", host(n.nic)+":0", "--rdma-device", nic(n.nic), "--rdma-connect", connect)
 	} else {
 		argv = append(argv, "--listen-tcp", "127.0.0.1:0")
 	}

@@ -187,6 +187,9 @@ type Caps struct {
 	// EnforcesRights: the target, not the initiator, checks rkey, bounds and
 	// rights.
 	EnforcesRights bool
+	// SilentRefusals: the target ends the connection when it refuses a WR, and gives no reason. The WR, and those in
+	// front of it that have not completed, end with RETRY_EXC_ERR. Nobody knows whether they happened.
+	SilentRefusals bool
 	// AtomicsByAgent: READ and WRITE are the device's, atomics are messages that
 	// the target's CPU answers.
 	AtomicsByAgent bool

@@ -22,6 +22,7 @@ var (
 	choosesKeys    = capability{"ChoosesKeys", func(c rdma.Caps) bool { return c.ChoosesKeys }}
 	sums           = capability{"Sums", func(c rdma.Caps) bool { return c.Sums }}
 	maps           = capability{"Maps", func(c rdma.Caps) bool { return c.Maps }}
+	reasons        = capability{"not SilentRefusals", func(c rdma.Caps) bool { return !c.SilentRefusals }}
 	synchronous    = capability{"Synchronous", func(c rdma.Caps) bool { return c.Synchronous }}
 )
 
@@ -90,7 +91,7 @@ var cases = []struct {
 	{"qps-share-a-cq", sharedCQ, nil},
 	{"synchronous-wcs-are-there-after-post", synchronousWCs, []capability{synchronous}},
 	{"unsignaled-success-has-no-wc", unsignaledSuccess, nil},
-	{"unsignaled-failure-has-wc", unsignaledFailure, nil},
+	{"unsignaled-failure-has-wc", unsignaledFailure, []capability{reasons}},
 
 	// Protection.
 	{"last-byte-and-one-past", lastByte, nil},
@@ -100,17 +101,17 @@ var cases = []struct {
 	{"adopted-memory-has-its-bytes-and-rkey", adopted, []capability{choosesKeys}},
 	{"rkey-of-another-pd-is-refused", foreignPD, nil},
 	{"write-to-region-without-write-is-refused", writeRight, nil},
-	{"read-of-region-without-read-is-refused", readRight, nil},
+	{"read-of-region-without-read-is-refused", readRight, []capability{reasons}},
 	{"atomic-on-region-without-atomic-is-refused", atomicRight, []capability{atomics}},
-	{"local-only-region-is-refused", localOnlyRegion, nil},
-	{"connection-limited-to-read", connectionReadOnly, nil},
+	{"local-only-region-is-refused", localOnlyRegion, []capability{reasons}},
+	{"connection-limited-to-read", connectionReadOnly, []capability{reasons}},
 	{"atomic-past-the-end-is-refused", atomicPastEnd, []capability{atomics}},
 	{"wrong-lkey-is-loc-prot-err", wrongLKey, nil},
 	{"lkey-of-another-pd-is-loc-prot-err", foreignLKey, nil},
 	{"local-outside-mr-is-loc-prot-err", localOutside, nil},
 
 	// Faults.
-	{"fault-flushes-what-is-behind", flushAfterFault, nil},
+	{"fault-flushes-what-is-behind", flushAfterFault, []capability{reasons}},
 	{"post-after-fault-has-no-effect", postAfterFault, nil},
 	{"queue-full-takes-a-prefix", queueFull, nil},
 	{"close-with-work-outstanding", closeOutstanding, nil},

@@ -33,14 +33,25 @@ const msgStride = 64
 type messages struct {
 	m *driver.Memory
 	r driver.MR
+	// word is for the READ that confirms, at either end; nil but for iWARP.
+	word driver.MR
 }
 
-func newMessages(p *pd) (ms messages, err error) {
-	if ms.m, err = mem.Alloc(2*recvBuffers*msgStride, driver.AllocOptions{Name: "verbs-messages"}); err != nil {
+const messagesSize = 2 * recvBuffers * msgStride
+
+// newMessages makes them; a is what word is good for.
+func newMessages(p *pd, a driver.Access) (ms messages, err error) {
+	if ms.m, err = mem.Alloc(messagesSize+msgStride, driver.AllocOptions{Name: "verbs-messages"}); err != nil {
 		return ms, err
 	}
-	if ms.r, err = p.RegMR(ms.m, 0, int64(len(ms.m.Bytes)), driver.AccessLocal); err != nil {
+	if ms.r, err = p.register(ms.m, 0, messagesSize, driver.AccessLocal,
+		accessFlags(driver.AccessLocal, false)); err != nil {
 		return ms, errors.Join(err, ms.m.Free())
+	}
+	if p.d.iwarp() {
+		if ms.word, err = p.RegMR(ms.m, messagesSize, 8, a); err != nil {
+			return ms, errors.Join(err, ms.free())
+		}
 	}
 	return ms, nil
 }
@@ -56,7 +67,13 @@ func (ms *messages) receive(qp *C.struct_ibv_qp, id uint64, i int) error {
 	return nil
 }
 
-func (ms *messages) free() error { return errors.Join(ms.r.Deregister(), ms.m.Free()) }
+func (ms *messages) free() error {
+	var err error
+	if ms.word != nil {
+		err = ms.word.Deregister()
+	}
+	return errors.Join(err, ms.r.Deregister(), ms.m.Free())
+}
 
 // agent executes the atomics of one peer, in a goroutine that sleeps until one
 // comes in.
@@ -82,7 +99,7 @@ func newAgent(p *peer) (*agent, error) {
 		return nil, limited("create CQ", 4096, rc)
 	}
 	var err error
-	if a.ms, err = newMessages(p.pd); err != nil {
+	if a.ms, err = newMessages(p.pd, driver.AccessRemoteRead); err != nil {
 		_ = C.kvd_destroy_cq(a.cq, a.ch)
 		return nil, err
 	}
@@ -150,7 +167,11 @@ func (a *agent) run() {
 				w := &a.batch[i]
 				if w.status != C.IBV_WC_SUCCESS {
 					// The queue pair is in error. The initiator hears so from the
-					// adapter, with the reason, and must not hear it from us first.
+					// adapter, with the reason, and must not hear it from us first. Of iWARP
+					// it hears no reason, and siw may forget to tell.
+					if a.p.l.d.iwarp() {
+						a.p.wake()
+					}
 					return false
 				}
 				ok = ok && a.completed(w)

@@ -19,7 +19,7 @@ type Choice struct {
 }
 
 // Choose picks what o leaves open. An active port comes before all else, then the address that the user wants
-// to be near. RoCE v2 with an IPv4 address, InfiniBand, RoCE v2 with another routable address and RoCE v1
+// to be near. RoCE v2 with an IPv4 address, InfiniBand, RoCE v2 with another routable address, iWARP and RoCE v1
 // follow in this order. Link-local addresses come last: nobody beyond the link can reach them, or with
 // several links nobody at all.
 func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
@@ -47,9 +47,10 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 			reject("%s: %v", d.Name, d.Err)
 			continue
 		}
-		if d.Transport == "iWARP" {
-			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make, which this "+
-				"provider does not use", d.Name)
+		iwarp := d.Transport == "iWARP"
+		if iwarp && o.Connect == ConnectTCP {
+			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make (connect is "+
+				"tcp)", d.Name)
 			continue
 		}
 		for pi, p := range d.Ports {
@@ -60,12 +61,15 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 				reject("%s port %d is %s", d.Name, p.Number, p.State)
 				continue
 			}
-			if len(p.GIDs) == 0 {
+			at := placesOf(p, iwarp)
+			if len(at) == 0 && iwarp {
+				reject("%s port %d: its network interface has no address", d.Name, p.Number)
+			} else if len(at) == 0 {
 				reject("%s port %d has no GID: give its network interface an address", d.Name, p.Number)
 			} else if !slices.ContainsFunc(p.GIDs, o.Fabric.takes) {
 				reject("%s port %d has no GID%s", d.Name, p.Number, o.Fabric.wanted())
 			}
-			for _, g := range p.GIDs {
+			for _, g := range at {
 				if sel.gid >= 0 && g.Index != sel.gid {
 					continue
 				}
@@ -85,6 +89,9 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 					why = append(why, "it has the address "+near.String())
 				}
 				r, what := rankGID(p, g)
+				if iwarp {
+					r, what = 30, "iWARP"
+				}
 				c.rank += r
 				c.Reason = strings.Join(append(why, what), ", ")
 				all = append(all, c)
@@ -108,6 +115,17 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 		best.Reason += fmt.Sprintf(", first of %d", n+1)
 	}
 	return best.Choice, nil
+}
+
+// placesOf are where a port can be reached: its GIDs, or an iWARP port's addresses.
+func placesOf(p PortInfo, iwarp bool) (at []GIDInfo) {
+	if !iwarp {
+		return p.GIDs
+	}
+	for _, a := range p.Addrs {
+		at = append(at, GIDInfo{GID: netip.AddrFrom16(a.As16())})
+	}
+	return at
 }
 
 func rankGID(p PortInfo, g GIDInfo) (rank int, what string) {

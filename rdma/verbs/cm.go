@@ -2,7 +2,7 @@
 
 package verbs
 
-// #include "shim.h"
+// #include "shim_cm.h"
 import "C"
 
 import (
@@ -78,7 +78,7 @@ func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r drive
 			err = errors.Join(err, q.Close())
 		}
 	}()
-	h := hello{domain: domainAgent, ep: d.endpoint(q.num), private: r.Private}
+	h := hello{ways: d.o.Connect.ways(d.iwarp()), domain: domainAgent, ep: d.endpoint(q.num), private: r.Private}
 	if d.canCAS {
 		h.domain = domainNIC
 	}
@@ -103,12 +103,34 @@ func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r drive
 	if w.domain == domainNIC && !d.canCAS {
 		return nil, fmt.Errorf("the memory node's atomics are its adapter's, and ours (%s) has none", d.info.Name)
 	}
+	if d.iwarp() && w.domain != domainAgent {
+		return nil, errors.New("the memory node's adapter is not of iWARP, and ours is")
+	}
 	if w.domain == domainAgent {
 		if q.hold, err = newAgentQueue(q); err != nil {
 			return nil, err
 		}
 	}
-	if err := q.connect(h.ep, w.ep); err != nil {
+	if w.way&h.ways == 0 {
+		return nil, errors.New("the memory node does not connect by the RDMA connection manager, which this side " +
+			"needs: it is of an older version, or set to tcp")
+	}
+	if w.way == wayCM {
+		b := head[headSize:][:rendezvousSize]
+		if _, err := io.ReadFull(conn, b); err != nil {
+			return nil, fmt.Errorf("welcome: %w", err)
+		}
+		if w.meet, err = parseRendezvous(b); err != nil {
+			return nil, fmt.Errorf("welcome: %w", err)
+		}
+		if q.hold != nil {
+			q.hold.meet = w.meet
+		}
+		err = q.connectCM(ctx, &h.ep, &w.ep, &w.meet)
+	} else {
+		err = q.connect(h.ep, w.ep)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if !stop() {
@@ -169,6 +191,7 @@ type listener struct {
 	closeErr error
 	stop     chan struct{}
 	stopped  chan struct{} // closed when the accept loop has ended
+	cm       cmListener
 }
 
 var _ driver.Listener = (*listener)(nil)
@@ -200,12 +223,21 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 		_ = ln.Close()
 		return nil, limited("create CQ", 4096, rc)
 	}
+	abandon := func(err error) (driver.Listener, error) {
+		l.cm.close()
+		_ = ln.Close()
+		_ = C.kvd_destroy_cq(l.cq, l.ch)
+		return nil, err
+	}
+	if d.o.Connect.ways(d.iwarp()) == wayCM {
+		if err := l.cm.open(l); err != nil {
+			return abandon(err)
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
-		_ = ln.Close()
-		_ = C.kvd_destroy_cq(l.cq, l.ch)
-		return nil, driver.ErrClosed
+		return abandon(driver.ErrClosed)
 	}
 	d.mu.listeners++
 	go l.accept()
@@ -254,6 +286,7 @@ func (l *listener) end() error {
 	close(l.stop)
 	err := l.ln.Close()
 	<-l.stopped // no peer comes any more
+	l.cm.close()
 	l.mu.Lock()
 	var errs []error
 	for p := range l.mu.peers {
@@ -287,6 +320,12 @@ type peer struct {
 	err   error
 	qp    *C.struct_ibv_qp
 	agent *agent
+
+	// If the connection manager connects: what is awaited, until overdue wakes serve, and what has come.
+	nonce   nonce
+	overdue *time.Timer
+	path    C.struct_kvd_path
+	cmID    *C.struct_rdma_cm_id
 }
 
 var _ driver.Peer = (*peer)(nil)
@@ -338,6 +377,9 @@ func (p *peer) kill() error {
 	}
 	p.l.d.o.Logger.Debug("QP destroyed", "remote", p.remote, "took", time.Since(begin))
 	p.qp = nil
+	if p.cmID != nil {
+		p.l.cm.m.drop(p.cmID)
+	}
 	if p.agent != nil {
 		p.err = errors.Join(p.err, p.agent.free())
 	}
@@ -366,6 +408,10 @@ func (p *peer) serve() {
 		_, _ = p.conn.Write([]byte{wireGoodbye})
 	}
 	_ = p.conn.Close()
+	if p.overdue != nil {
+		p.overdue.Stop()
+		p.l.cm.take(p.nonce)
+	}
 	p.guest.Release()
 	p.l.mu.Lock()
 	delete(p.l.mu.peers, p)
@@ -418,6 +464,9 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 			return w, errors.New("this side's atomics are its adapter's, and the dialer's adapter has none")
 		}
 	}
+	if w.way, err = d.o.Connect.ways(d.iwarp()).choose(h.ways); err != nil {
+		return w, err
+	}
 	q := driver.ConnRequest{Private: h.private, Remote: p.remote, Peer: p}
 	if c, ok := p.conn.(*tls.Conn); ok {
 		s := c.ConnectionState()
@@ -431,6 +480,9 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 	own, ok := dpd.(*pd)
 	if !ok || own.d != d {
 		return w, errors.New("the PD that was chosen is not of this device")
+	}
+	if err := d.limitable(access); err != nil {
+		return w, err
 	}
 	if err := own.addQP(); err != nil {
 		return w, err
@@ -478,15 +530,32 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 			return w, undo(err)
 		}
 	}
-	if rc := C.kvd_rtr(p.qp, &path); rc != 0 {
-		return w, undo(fmt.Errorf("QP to RTR, towards %v: %w", &h.ep, syscall.Errno(rc)))
-	}
-	if a != nil {
-		if rc := C.kvd_rts(p.qp, &path); rc != 0 {
-			return w, undo(fmt.Errorf("QP to RTS: %w", syscall.Errno(rc)))
+	if w.way == wayCM {
+		if err := p.l.cm.open(p.l); err != nil {
+			return w, undo(err)
 		}
-		p.agent = a
+		p.path, w.meet = path, p.l.cm.await(p)
+		if a != nil && a.ms.word != nil {
+			w.meet.word, w.meet.wordRKey = a.ms.word.Base(), uint32(a.ms.word.RKey())
+		}
+	} else if err := p.connect(&path, a != nil); err != nil {
+		return w, undo(fmt.Errorf("%w, towards %v", err, &h.ep))
+	}
+	if p.agent = a; a != nil {
 		a.start()
 	}
 	return w, nil
+}
+
+// connect moves the queue pair from INIT to RTR, and to RTS if it sends.
+func (p *peer) connect(path *C.struct_kvd_path, sends bool) error {
+	if rc := C.kvd_rtr(p.qp, path); rc != 0 {
+		return fmt.Errorf("QP to RTR: %w", syscall.Errno(rc))
+	}
+	if sends {
+		if rc := C.kvd_rts(p.qp, path); rc != 0 {
+			return fmt.Errorf("QP to RTS: %w", syscall.Errno(rc))
+		}
+	}
+	return nil
 }

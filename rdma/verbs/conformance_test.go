@@ -18,6 +18,13 @@ func needAdapters(t testing.TB) {
 	}
 }
 
+// needIWARP is needAdapters for siw's, which are in a virtual machine of their own.
+func needIWARP(t testing.TB) {
+	if os.Getenv("KVD_VERBS") != "siw" {
+		t.Skip("needs two iWARP adapters, siw0 and siw1: make test-verbs")
+	}
+}
+
 func open(t testing.TB, o Options) *rdma.Device {
 	t.Helper()
 	d, err := Open(o)
@@ -50,5 +57,23 @@ func TestConformanceAgent(t *testing.T) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
 		return rdmatest.Harness{Passive: open(t, Options{Device: "rxe0", Atomics: AtomicsAgent}),
 			Active: open(t, Options{Device: "rxe1", Atomics: AtomicsAgent}), Addr: "127.0.0.1:0"}
+	})
+}
+
+// Queue pairs that the connection manager connects.
+func TestConformanceCM(t *testing.T) {
+	needAdapters(t)
+	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
+		return rdmatest.Harness{Passive: open(t, Options{Device: "rxe0", Connect: ConnectCM}),
+			Active: open(t, Options{Device: "rxe1", Connect: ConnectCM}), Addr: "127.0.0.1:0"}
+	})
+}
+
+// Adapters of iWARP: agents' atomics, and the manager.
+func TestConformanceIWARP(t *testing.T) {
+	needIWARP(t)
+	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
+		return rdmatest.Harness{Passive: open(t, Options{Device: "siw0"}), Active: open(t, Options{Device: "siw1"}),
+			Addr: "127.0.0.1:0"}
 	})
 }

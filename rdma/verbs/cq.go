@@ -73,7 +73,11 @@ func (d *device) CreateCQ(depth int) (driver.CQ, error) {
 	// Replies to atomics take some of it.
 	depth = min(depth+16*recvBuffers, d.info.MaxCQE)
 	c := &cq{d: d, depth: depth, ready: make(chan struct{}, 1), done: make(chan struct{}), spin: d.spin}
-	if rc := C.kvd_create_cq(d.ctx, C.int(depth), &c.c, &c.ch); rc != 0 {
+	entries := depth
+	if d.iwarp() { // each chain has a READ of nothing
+		entries = min(2*depth, d.info.MaxCQE)
+	}
+	if rc := C.kvd_create_cq(d.ctx, C.int(entries), &c.c, &c.ch); rc != 0 {
 		return nil, limited("create CQ", int64(depth)*64, rc)
 	}
 	var err error

@@ -29,6 +29,8 @@ type holdQueue struct {
 
 	// The fields below are used if an agent executes atomics.
 	byAgent bool
+	meet    rendezvous // of iWARP: the target's word
+	reads   uint64     // of iWARP: READs below it are issued
 	ms      messages
 	// atomic is the number of the atomic under way, if waiting; it is over when
 	// its SEND has completed, so that all in front of it has, and its reply is here.
@@ -50,7 +52,7 @@ func newAgentQueue(q *qp) (*holdQueue, error) {
 	h := newHoldQueue(q)
 	h.byAgent = true
 	var err error
-	if h.ms, err = newMessages(q.pd); err != nil {
+	if h.ms, err = newMessages(q.pd, driver.AccessLocal); err != nil {
 		return nil, err
 	}
 	for i := range recvBuffers {
@@ -95,12 +97,22 @@ func (h *holdQueue) post(wrs []driver.WR, full error) (int, error) {
 func (h *holdQueue) pump() {
 	q := h.q
 	for !h.waiting && h.issued < q.posted && q.State() == driver.StateRTS {
+		if h.isFoul() {
+			h.issued++
+			h.end(h.issued-1, driver.LocProtErr)
+			q.cq.signal()
+			return
+		}
 		h.chain = h.chain[:0]
 		request, fence := false, false
 		for at := h.issued; at < q.posted && !request && !fence; at++ {
 			w := &h.wrs[at&uint64(len(h.wrs)-1)]
-			if fence = w.Flags&driver.Fence != 0 && at > q.retired; !fence {
-				request = h.byAgent && w.Op.IsAtomic() && !q.ring[at&uint64(len(q.ring)-1)].foul
+			foul := q.ring[at&uint64(len(q.ring)-1)].foul
+			if fence = (w.Flags&driver.Fence != 0 || h.waitsFor(w, foul)) && at > q.retired; !fence {
+				if w.Op == driver.OpRead {
+					h.reads = at + 1
+				}
+				request = h.byAgent && w.Op.IsAtomic() && !foul
 				h.chain = append(h.chain, *w)
 			}
 		}
@@ -121,17 +133,23 @@ func (h *holdQueue) pump() {
 		if request {
 			h.request(n-1, first+uint64(n)-1)
 		}
+		if q.d.iwarp() {
+			n = h.confirm(n, first+uint64(n)-1)
+		}
 		var done C.int
 		rc := C.kvd_post(q.c, &q.wrs[0], &q.more[0], C.int(n), q.scratch, &done)
 		if len(h.chain) > 0 {
-			h.issued += uint64(done)
+			h.issued += uint64(min(int(done), len(h.chain)))
 		}
 		if rc != 0 {
 			h.waiting = false
 			if syscall.Errno(rc) != syscall.ENOMEM {
-				q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num, "err",
-					syscall.Errno(rc))
+				if syscall.Errno(rc) != syscall.ENOTCONN { // so siw says that the connection has ended
+					q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num,
+						"err", syscall.Errno(rc))
+				}
 				q.failLocked()
+				h.giveUp()
 			}
 			return
 		}
@@ -202,6 +220,9 @@ func (h *holdQueue) sent(at uint64, s driver.Status) {
 		h.finish()
 		return
 	}
+	if s != driver.Success && h.q.d.iwarp() {
+		s = h.q.lost(at, s)
+	}
 	h.end(at, s)
 }
 
@@ -210,13 +231,27 @@ func (h *holdQueue) sent(at uint64, s driver.Status) {
 func (h *holdQueue) end(at uint64, s driver.Status) {
 	q := h.q
 	q.complete(at, s)
-	switch {
-	case !q.broken:
+	if !q.broken {
 		h.pump()
-	case q.retired >= h.issued && q.posted > q.retired:
-		q.complete(q.posted-1, driver.WRFlushErr)
-		h.issued, h.waiting = q.posted, false
+		return
 	}
+	h.giveUp()
+}
+
+// giveUp completes what the adapter has never seen, if no completion is to come that would.
+func (h *holdQueue) giveUp() {
+	q := h.q
+	if q.retired < h.issued || q.posted == q.retired {
+		return
+	}
+	if !q.broken {
+		q.complete(q.retired, driver.RetryExcErr)
+	}
+	if q.posted > q.retired {
+		q.complete(q.posted-1, driver.WRFlushErr)
+	}
+	h.issued, h.waiting = q.posted, false
+	q.cq.signal()
 }
 
 // received takes an agent's reply.

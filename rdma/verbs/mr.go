@@ -103,6 +103,14 @@ func (p *pd) removeQP() {
 
 // RegMR pins the memory. A right that is not given is refused by the adapter.
 func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	flags := accessFlags(a, p.d.native)
+	if a&driver.AccessLocal != 0 && p.d.iwarp() {
+		flags |= C.IBV_ACCESS_REMOTE_WRITE // for what a READ brings (RFC 5040, 6.1): it comes as a WRITE does
+	}
+	return p.register(m, off, n, a, flags)
+}
+
+func (p *pd) register(m *driver.Memory, off, n int64, a driver.Access, flags C.int) (driver.MR, error) {
 	if off < 0 || n <= 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
 		return nil, fmt.Errorf("bytes [%d,+%d) of %d", off, n, len(m.Bytes))
 	}
@@ -111,7 +119,9 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	if va%8 != 0 {
 		return nil, fmt.Errorf("memory at offset %d is not 8-byte aligned", off)
 	}
-	r.base = baseOf(va, a)
+	if r.base = va; !p.d.ownBase {
+		r.base = baseOf(va, a)
+	}
 	p.mu.Lock()
 	if p.mu.dead {
 		p.mu.Unlock()
@@ -120,7 +130,7 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	p.mu.begun++
 	p.mu.Unlock()
 	// Pinning takes long, and several processors can do it at once.
-	rc := C.kvd_reg_mr(p.c, C.uint64_t(va), C.size_t(n), C.uint64_t(r.base), accessFlags(a, p.d.native), &r.c)
+	rc := C.kvd_reg_mr(p.c, C.uint64_t(va), C.size_t(n), C.uint64_t(r.base), flags, &r.c)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.begun--

@@ -54,14 +54,23 @@ type device struct {
 	mtu    uint8 // enum ibv_mtu
 	gid    [16]byte
 	global bool
-	caps   driver.Caps
-	native bool // the adapter executes atomics on our memory
+	// ownBase: the adapter takes no addresses of our making for memory that others reach.
+	ownBase bool
+	// allRights: the adapter cannot limit what a connection may do to its PD's memory.
+	allRights bool
+	caps      driver.Caps
+	native    bool // the adapter executes atomics on our memory
 	// canCAS: the adapter can ask others for atomics.
 	canCAS  bool
 	timeout uint8 // of an acknowledgement: 4.096 µs · 2^timeout
 	// initDepth and destDepth bound the READs and atomics under way on a QP.
 	initDepth, destDepth uint8
 	spin                 int64 // most nanoseconds a Poll spins
+
+	cm struct {
+		sync.Mutex
+		manager *manager // nil until it is needed
+	}
 
 	async     *os.File // wakes watchAsync
 	asyncDone chan struct{}
@@ -120,6 +129,7 @@ func Devices() (infos []DeviceInfo, err error) {
 func describe(l []*C.struct_ibv_device, only string) []DeviceInfo {
 	infos := make([]DeviceInfo, len(l))
 	root := sysfsRoot()
+	interfaces, _ := net.Interfaces() // none: then an iWARP port has no address
 	table := make([]C.struct_ibv_gid_entry, 1024)
 	for i, d := range l {
 		if name := C.GoString(C.kvd_name(d)); only != "" && only != name {
@@ -169,6 +179,9 @@ func describe(l []*C.struct_ibv_device, only string) []DeviceInfo {
 					pi.GIDs = gidsOf(table[:c.gids], n+1)
 				} else {
 					pi.GIDs = readGIDs(root, in.Name, n+1)
+				}
+				if in.Transport == "iWARP" {
+					pi.Addrs = iwarpAddrs(pi.GIDs, interfaces)
 				}
 				if p.link_layer != C.IBV_LINK_LAYER_ETHERNET {
 					pi.LinkLayer = "InfiniBand"
@@ -263,6 +276,9 @@ func (d *device) setUp() error {
 			d.gid = g.GID.As16()
 		}
 	}
+	if d.iwarp() {
+		d.gid = d.choice.Addr.As16()
+	}
 	d.mtu = mtuCode(cmp.Or(min(cmp.Or(d.o.MTU, d.port.MTU), d.port.MTU), 1024))
 	d.timeout = 1
 	tries := time.Duration(d.o.Fabric.RetryCount + 1)
@@ -286,6 +302,7 @@ func (d *device) setUp() error {
 		EnforcesRights: true,
 		AtomicsByAgent: true,
 		SharedWire:     true,
+		SilentRefusals: d.iwarp(),
 	}
 	var err error
 	if d.caps.Fabric, err = d.fabric(); err != nil {
@@ -299,11 +316,16 @@ func (d *device) setUp() error {
 		return err
 	}
 	test := d.selfTest()
+	if d.iwarp() && test.err != nil { // it may take no addresses of our making
+		d.ownBase = true
+		test = d.selfTest()
+	}
 	if test.err != nil {
 		d.stopAsync()
 		return fmt.Errorf("connection to itself: %w", test.err)
 	}
 	d.caps.MaxInline = test.inline
+	d.allRights = !test.limits
 	d.canCAS = d.canCAS && test.atomics == nil
 	if d.o.Atomics == AtomicsAgent || d.o.Atomics == AtomicsAuto && !d.canCAS {
 		if d.o.Atomics == AtomicsAuto {
@@ -357,6 +379,9 @@ func (in *DeviceInfo) sges() int {
 	}
 	return max(1, min(n, 1+moreSGEs))
 }
+
+// iwarp tells whether the connection manager alone can connect, and the adapter moves queue pairs by itself then.
+func (d *device) iwarp() bool { return d.info.Transport == "iWARP" }
 
 func (d *device) Caps() driver.Caps { return d.caps }
 
@@ -431,6 +456,9 @@ func (d *device) Close() error {
 			m.listeners)
 	}
 	m.closed = true
+	if d.cm.manager != nil {
+		d.cm.manager.close()
+	}
 	d.stopAsync()
 	if rc := C.kvd_close(d.ctx); rc != 0 {
 		return fmt.Errorf("verbs: close %s: %w", d.info.Name, syscall.Errno(rc))

@@ -5,7 +5,7 @@ package verbs
 // #cgo noescape kvd_post
 // #cgo nocallback kvd_post
 // #include <stdlib.h>
-// #include "shim.h"
+// #include "shim_cm.h"
 import "C"
 
 import (
@@ -43,7 +43,7 @@ type qp struct {
 	ring            []entry // length a power of two, at least depth
 	depth           int
 	posted, retired uint64
-	wrs             []C.struct_kvd_wr  // in C's memory, depth of them
+	wrs             []C.struct_kvd_wr  // in C's memory, depth of them and one for confirm
 	more            []C.struct_kvd_sge // in C's memory, moreSGEs for each of wrs
 	local           *mr                // the MR of the last LKey
 	scratch         unsafe.Pointer
@@ -51,6 +51,7 @@ type qp struct {
 	secret          uint64 // see mark
 	broken          bool   // a WR failed: what is behind it is flushed
 	hold            *holdQueue
+	cmID            *C.struct_rdma_cm_id // of the connection manager, if that has connected q
 
 	ctl     net.Conn
 	ctlDone chan struct{} // closed when nobody reads ctl any more
@@ -59,7 +60,8 @@ type qp struct {
 		sync.Once
 		err error
 	}
-	aborted atomic.Bool
+	aborted  atomic.Bool
+	draining sync.WaitGroup // of connectionEndedLocked
 }
 
 type entry struct {
@@ -110,11 +112,15 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	}
 	// Adapters differ in how much they take inline, and say so by refusing.
 	var got, rc C.int
+	room := q.depth + 1
+	if d.iwarp() {
+		room += q.depth // see confirm
+	}
 	for want := wantInline; ; want /= 2 {
 		if want < 32 {
 			want = 0
 		}
-		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(d.caps.MaxSGE),
+		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(room, d.info.MaxQPWR)), recvBuffers, C.int(d.caps.MaxSGE),
 			C.int(want), &q.c, &got); rc == 0 || want == 0 {
 			q.inline = min(int(got), want)
 			break
@@ -139,10 +145,11 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		size *= 2
 	}
 	q.ring = make([]entry, size)
-	q.wrs = unsafe.Slice((*C.struct_kvd_wr)(C.calloc(C.size_t(q.depth), C.sizeof_struct_kvd_wr)), q.depth)
-	q.more = unsafe.Slice((*C.struct_kvd_sge)(C.calloc(C.size_t(q.depth*moreSGEs), C.sizeof_struct_kvd_sge)),
-		q.depth*moreSGEs)
-	q.scratch = C.calloc(1, C.kvd_scratch_size(C.int(q.depth)))
+	q.wrs = unsafe.Slice((*C.struct_kvd_wr)(C.calloc(C.size_t(q.depth+1), C.sizeof_struct_kvd_wr)),
+		q.depth+1)
+	q.more = unsafe.Slice((*C.struct_kvd_sge)(C.calloc(C.size_t((q.depth+1)*moreSGEs),
+		C.sizeof_struct_kvd_sge)), (q.depth+1)*moreSGEs)
+	q.scratch = C.calloc(1, C.kvd_scratch_size(C.int(q.depth+1)))
 	q.state.Store(uint32(driver.StateRTS))
 	return q, nil
 }
@@ -391,8 +398,11 @@ func (q *qp) sent(seq, status, vendor uint32) {
 }
 
 func (q *qp) received(seq, status uint32) {
-	if q.hold != nil && q.hold.byAgent {
+	if q.hold != nil && q.hold.byAgent && q.c != nil {
 		q.hold.received(seq, status)
+		if status != C.IBV_WC_SUCCESS && q.d.iwarp() {
+			q.connectionEndedLocked()
+		}
 	}
 }
 
@@ -477,6 +487,9 @@ func (q *qp) watchPeer() {
 	q.cq.mu.Lock()
 	defer q.cq.mu.Unlock()
 	q.failLocked()
+	if q.d.iwarp() {
+		q.drainLocked()
+	}
 	q.cq.signal()
 }
 
@@ -502,21 +515,17 @@ func (q *qp) end() error {
 	c.mu.Lock()
 	clean := q.posted == q.retired && !q.failed.Load()
 	q.state.Store(uint32(driver.StateClosed))
-	rc := C.kvd_err(q.c)
-	c.mu.Unlock()
-	for deadline := time.Now().Add(drainBudget); ; {
-		c.mu.Lock()
-		for q.posted > q.retired && c.takeLocked(pollBatch, 0) > 0 {
-		}
-		if q.posted == q.retired || rc != 0 || time.Now().After(deadline) {
-			break // with the lock held
-		}
-		c.mu.Unlock()
-		time.Sleep(50 * time.Microsecond)
-	}
 	var errs []error
-	if rc := C.kvd_destroy_qp(q.c); rc != 0 {
-		errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
+	if q.c != nil { // or drainLocked was here
+		if rc := C.kvd_err(q.c); rc == 0 {
+			q.awaitFlushLocked(func() bool { return true })
+		}
+		if rc := C.kvd_destroy_qp(q.c); rc != 0 {
+			errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
+		}
+	}
+	if q.cmID != nil {
+		q.d.cm.manager.drop(q.cmID)
 	}
 	// A queue pair that is gone touches nothing: whatever the adapter has not
 	// reported was flushed.
@@ -528,6 +537,7 @@ func (q *qp) end() error {
 		c.signal()
 	}
 	c.mu.Unlock()
+	q.draining.Wait()
 	C.free(unsafe.Pointer(&q.wrs[0]))
 	C.free(unsafe.Pointer(&q.more[0]))
 	C.free(q.scratch)
@@ -542,6 +552,22 @@ func (q *qp) end() error {
 	q.pd.removeQP()
 	q.d.releaseQP()
 	return errors.Join(errs...)
+}
+
+// awaitFlushLocked waits, with the CQ's lock open, until the adapter has flushed the queue, for at most drainBudget and
+// while wanted says so.
+func (q *qp) awaitFlushLocked(wanted func() bool) {
+	c := q.cq
+	for deadline := time.Now().Add(drainBudget); ; {
+		for q.posted > q.retired && c.takeLocked(pollBatch, 0) > 0 {
+		}
+		if q.posted == q.retired || !wanted() || time.Now().After(deadline) {
+			return
+		}
+		c.mu.Unlock()
+		time.Sleep(50 * time.Microsecond)
+		c.mu.Lock()
+	}
 }
 
 // part takes leave of the peer.

@@ -15,6 +15,7 @@ import (
 type testResult struct {
 	inline         int
 	atomicThenRead bool
+	limits         bool  // connections have no more rights than they are given
 	atomics        error // why they cannot be used
 	err            error // nothing works
 }
@@ -30,8 +31,11 @@ func (d *device) selfTest() (r testResult) {
 	if r.err = t.open(); r.err != nil {
 		return r
 	}
-	r.inline = t.q.inline
-	if r.err = t.writeAndRead(); r.err != nil || !d.canCAS {
+	r.inline, r.limits = t.q.inline, true
+	if r.err = t.writeAndRead(); r.err == nil && d.iwarp() {
+		r.limits, r.err = t.limits(t.pd)
+	}
+	if r.err != nil || !d.canCAS {
 		return r
 	}
 	if r.atomics = t.atomics(); r.atomics == nil {
@@ -49,7 +53,11 @@ type selfTest struct {
 	own  driver.MR // the words at the front
 	cq   driver.CQ
 	q    *qp
+	pd   driver.PD
 	undo []func() error
+	// Of iWARP: where it dials, and the rights that it gets there.
+	l      driver.Listener
+	rights driver.Access
 }
 
 // selfTestTarget is where the verbs' target begins, in bytes.
@@ -87,6 +95,11 @@ func (t *selfTest) open() (err error) {
 		return err
 	}
 	t.undo = append(t.undo, t.own.Deregister)
+	t.pd = p
+	if d.iwarp() {
+		t.q, err = t.dial(p, rights)
+		return err
+	}
 	if t.q, err = newQP(d, p.(*pd), t.cq.(*cq), rights); err != nil {
 		return err
 	}

@@ -255,7 +255,10 @@ int kvd_init_qp(struct ibv_qp *qp, int port, int pkey_index, int access)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = port, .pkey_index = pkey_index,
 		.qp_access_flags = access };
-	return f_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	int mask = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS;
+	if (qp->context->device->transport_type != IBV_TRANSPORT_IWARP)
+		mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+	return f_modify_qp(qp, &a, mask);
 }
 
 int kvd_rtr(struct ibv_qp *qp, const struct kvd_path *p)
@@ -285,6 +288,8 @@ int kvd_rts(struct ibv_qp *qp, const struct kvd_path *p)
 	return f_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC);
 }
+
+int kvd_modify(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask) { return f_modify_qp(qp, a, mask); }
 
 int kvd_err(struct ibv_qp *qp)
 {

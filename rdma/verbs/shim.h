@@ -104,6 +104,7 @@ int kvd_query_pkey(struct ibv_context *c, int port, int index, uint16_t *pkey);
 // Moves a queue pair from INIT to RTR, and on to RTS.
 int kvd_rtr(struct ibv_qp *qp, const struct kvd_path *p);
 int kvd_rts(struct ibv_qp *qp, const struct kvd_path *p);
+int kvd_modify(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask);
 int kvd_err(struct ibv_qp *qp);
 int kvd_destroy_qp(struct ibv_qp *qp);
 // Posts n work requests as one chain, built in scratch; *done tells how many were

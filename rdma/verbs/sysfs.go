@@ -1,7 +1,9 @@
 package verbs
 
 import (
+	"bytes"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path"
@@ -23,6 +25,58 @@ func Present() (names []string) {
 		names = append(names, f.Name())
 	}
 	return names
+}
+
+// ipoibAddr is an address of a network interface on an InfiniBand port, which is how the RDMA connection manager knows
+// the port; invalid if it has none. root is like /sys/class/infiniband.
+func ipoibAddr(root fs.FS, device string, port int) netip.Addr {
+	dir := path.Join(device, "device", "net")
+	files, err := fs.ReadDir(root, dir)
+	if err != nil {
+		return netip.Addr{}
+	}
+	for _, f := range files {
+		b, err := fs.ReadFile(root, path.Join(dir, f.Name(), "dev_port"))
+		if err != nil || strings.TrimSpace(string(b)) != strconv.Itoa(port-1) {
+			continue
+		}
+		in, err := net.InterfaceByName(f.Name())
+		if err != nil {
+			continue
+		}
+		if a := routable(in); len(a) > 0 {
+			return a[0]
+		}
+	}
+	return netip.Addr{}
+}
+
+// iwarpAddrs lists the addresses of the network interfaces of an iWARP port. Its GID begins with their hardware
+// address, as the kernel's connection manager has it, too.
+func iwarpAddrs(gids []GIDInfo, all []net.Interface) (addrs []netip.Addr) {
+	for _, g := range gids {
+		b := g.GID.As16()
+		for _, in := range all {
+			if len(in.HardwareAddr) == 6 && bytes.Equal(in.HardwareAddr, b[:6]) {
+				addrs = append(addrs, routable(&in)...)
+			}
+		}
+	}
+	return addrs
+}
+
+// routable lists an interface's addresses but the link-local ones.
+func routable(in *net.Interface) (addrs []netip.Addr) {
+	all, err := in.Addrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLinkLocalUnicast() {
+			addrs = append(addrs, p.Addr().Unmap())
+		}
+	}
+	return addrs
 }
 
 // readGIDs lists the entries in use of a port's GID table, from root, which is

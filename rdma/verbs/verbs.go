@@ -52,6 +52,8 @@ type Options struct {
 	// Atomics says who executes atomics on this side's memory. Default
 	// AtomicsAuto.
 	Atomics Atomics
+	// Connect says how queue pairs are connected. Default ConnectAuto.
+	Connect Connect
 	// PeerTimeout is about how long a peer may leave a packet unanswered before
 	// the connection counts as lost (RETRY_EXC_ERR). Default 500 ms, 50 ms to 60 s.
 	PeerTimeout time.Duration
@@ -130,6 +132,9 @@ func (o *Options) Validate() error {
 	if o.Atomics > AtomicsAgent {
 		bad("Atomics is %d, want AtomicsAuto, AtomicsNIC or AtomicsAgent", o.Atomics)
 	}
+	if o.Connect > ConnectCM {
+		bad("Connect is %d, want ConnectAuto, ConnectTCP or ConnectCM", o.Connect)
+	}
 	if o.PeerTimeout != 0 && (o.PeerTimeout < 50*time.Millisecond || o.PeerTimeout > time.Minute) {
 		bad("PeerTimeout is %v, want 50ms to 1m", o.PeerTimeout)
 	}
@@ -176,6 +181,8 @@ type PortInfo struct {
 	LID         int    // InfiniBand
 	Speed       string // "100 Gb/sec (4X EDR)", or "" if unknown
 	GIDs        []GIDInfo
+	// Addrs are an iWARP port's: those of its network interface that are not link-local.
+	Addrs []netip.Addr
 }
 
 // GIDInfo is one entry of a port's GID table that is in use.

@@ -29,7 +29,8 @@ var machine = []DeviceInfo{
 	{Name: "mlx5_2", Transport: "InfiniBand",
 		Ports: []PortInfo{port(1, "ACTIVE", "InfiniBand", gid(0, "fe80::5:6", GIDInfiniBand))}},
 	{Name: "cxgb4_0", Transport: "iWARP",
-		Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "10.0.1.1", GIDRoCEv2))}},
+		Ports: []PortInfo{{Number: 1, State: "ACTIVE", LinkLayer: "Ethernet", GIDs: []GIDInfo{gid(0, "200:5e00:5301::",
+			GIDInfiniBand)}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.1.1")}}}},
 	{Name: "rxe0", Transport: "InfiniBand",
 		Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "fe80::2", GIDRoCEv2))}},
 	{Name: "rxe1", Transport: "InfiniBand",
@@ -46,11 +47,11 @@ func TestChoose(t *testing.T) {
 		gid     int
 		reason  string // or of the error
 	}{
-		{"RoCE v2 over IPv4 first", Options{}, machine, "mlx5_1", 3, "RoCE v2 over IPv4, first of 8"},
+		{"RoCE v2 over IPv4 first", Options{}, machine, "mlx5_1", 3, "RoCE v2 over IPv4, first of 9"},
 		{"near an address", Options{Near: "10.0.2.1"}, machine, "rxe1", 1,
-			"it has the address 10.0.2.1, RoCE v2 over IPv4, first of 8"},
+			"it has the address 10.0.2.1, RoCE v2 over IPv4, first of 9"},
 		{"near an address nobody has", Options{Near: "10.9.9.9"}, machine, "mlx5_1", 3,
-			"RoCE v2 over IPv4, first of 8"},
+			"RoCE v2 over IPv4, first of 9"},
 		{"by name", Options{Device: "mlx5_2"}, machine, "mlx5_2", 0, "asked for, InfiniBand"},
 		{"by name, not near", Options{Device: "rxe0", Near: "10.0.0.1"}, machine, "rxe0", 0,
 			"asked for, RoCE v2 with a link-local address: reaches this link only"},
@@ -59,7 +60,14 @@ func TestChoose(t *testing.T) {
 			gid(0, "10.0.0.1", GIDRoCEv1), gid(1, "2001:db8::1", GIDRoCEv2))}}}, "a", 1,
 			"RoCE v2 over IPv6, first of 2"},
 		{"a port that is down", Options{Device: "mlx5_0"}, machine, "", 0, "mlx5_0 port 1 is DOWN"},
-		{"iWARP", Options{Device: "cxgb4_0"}, machine, "", 0, "iWARP adapter"},
+		{"iWARP", Options{Device: "cxgb4_0"}, machine, "cxgb4_0", 0, "asked for, iWARP"},
+		{"near iWARP", Options{Near: "10.0.1.1"}, machine, "cxgb4_0", 0,
+			"it has the address 10.0.1.1, iWARP, first of 9"},
+		{"iWARP without the manager", Options{Device: "cxgb4_0", Connect: ConnectTCP}, machine, "", 0,
+			"connect is tcp"},
+		{"iWARP without an address", Options{}, []DeviceInfo{{Name: "a", Transport: "iWARP",
+			Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "200:5e00:5301::", GIDInfiniBand))}}}, "", 0,
+			"a port 1: its network interface has no address"},
 		{"one that cannot be opened", Options{Device: "dead"}, machine, "", 0, "permission denied"},
 		{"no such adapter", Options{Device: "rxe7"}, machine, "", 0, "there are: mlx5_0, mlx5_1"},
 		{"no such port", Options{Device: "rxe0/2"}, machine, "", 0, `no adapter "rxe0/2"`},
@@ -108,11 +116,11 @@ func TestSelector(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, PeerTimeout: 1, HandshakeTimeout: -1,
+	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, Connect: 9, PeerTimeout: 1, HandshakeTimeout: -1,
 		Fabric: Fabric{TrafficClass: 256, ServiceLevel: 16, PKeyIndex: -1, GIDType: "v2", GIDAddress: "10.0.0.0/33",
 			RetryCount: 7, RNRRetry: 7, HopLimit: 256, FlowLabel: 1 << 20}}
 	err := bad.Validate()
-	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "PeerTimeout is 1ns",
+	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "Connect is 9", "PeerTimeout is 1ns",
 		"HandshakeTimeout is -1ns", "TrafficClass is 256, want 0 to 255", "ServiceLevel is 16", "PKeyIndex is -1",
 		`GIDType is "v2", want RoCE v2`, `GIDAddress is "10.0.0.0/33"`, "RetryCount is 7, want 0 to 6", "RNRRetry is 7",
 		"HopLimit is 256", "FlowLabel is 1048576"} {
@@ -156,14 +164,14 @@ var someEndpoint = endpoint{qpn: 0xabcdef, psn: 0x123456, flow: 0xfffff, lid: 7,
 	gid: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
 
 func TestWire(t *testing.T) {
-	h := hello{domain: domainNIC, ep: someEndpoint, private: []byte("token")}
+	h := hello{ways: wayTCP | wayCM, domain: domainNIC, ep: someEndpoint, private: []byte("token")}
 	b := h.append(nil)
 	got, n, err := parseHello(b[:headSize])
 	got.private = b[headSize:]
 	if err != nil || n != 5 || !reflect.DeepEqual(got, h) {
 		t.Fatalf("hello %+v, %d, %v; want %+v", got, n, err, h)
 	}
-	w := welcome{domain: domainAgent, ep: someEndpoint}
+	w := welcome{way: wayTCP, domain: domainAgent, ep: someEndpoint}
 	if got, err := parseWelcome(w.append(nil, "")[:headSize]); err != nil || got != w {
 		t.Fatalf("welcome %+v, %v; want %+v", got, err, w)
 	}

@@ -12,18 +12,22 @@ import (
 // long as the queue pair. The dialer sends a hello, the listener a welcome; all
 // numbers are little-endian, the GID is in network order.
 //
-//	hello     0      4         5     7        8          44         46
-//	          +------+---------+-----+--------+----------+----------+---------+
-//	          | kvdV | version | pad | domain | endpoint | priv len | private |
-//	          +------+---------+-----+--------+----------+----------+---------+
+//	hello     0      4         5      6     7        8          44         46
+//	          +------+---------+------+-----+--------+----------+----------+---------+
+//	          | kvdV | version | ways | pad | domain | endpoint | priv len | private |
+//	          +------+---------+------+-----+--------+----------+----------+---------+
 //	welcome   0      4         5        6     7        8          44         46
-//	          +------+---------+--------+-----+--------+----------+----------+---------+
-//	          | kvdV | version | status | pad | domain | endpoint | text len | refusal |
-//	          +------+---------+--------+-----+--------+----------+----------+---------+
+//	          +------+---------+--------+-----+--------+----------+----------+----------------------+
+//	          | kvdV | version | status | way | domain | endpoint | text len | refusal, or rendezvous |
+//	          +------+---------+--------+-----+--------+----------+----------+----------------------+
 //	endpoint  0     4     8         12    14    15       16          17       20   36
 //	          +-----+-----+---------+-----+-----+--------+-----------+--------+-----+
 //	          | QPN | PSN | flow    | LID | MTU | global | rd atomic | pad    | GID |
 //	          +-----+-----+---------+-----+-----+--------+-----------+--------+-----+
+//
+// A hello has the ways that the dialer can connect its queue pair; the welcome has the one that is taken. Older peers
+// have 0 there, which is wayTCP. With wayCM the dialer connects by the RDMA connection manager next, and the welcome
+// tells where and with which nonce.
 //
 // Afterwards the dialer sends one byte, bye, when it has put its queue pair into
 // the error state, and the listener answers with one, goodbye, when it has
@@ -69,6 +73,7 @@ type endpoint struct {
 
 // hello opens a connection.
 type hello struct {
+	ways    ways
 	domain  domain
 	ep      endpoint
 	private []byte
@@ -76,10 +81,13 @@ type hello struct {
 
 // welcome answers it. With a refusal the rest is void.
 type welcome struct {
+	way     ways // one of them
 	domain  domain
 	ep      endpoint
 	refused bool
+	// textLen bytes follow: a refusal's reason, or a rendezvous.
 	textLen int
+	meet    rendezvous // with wayCM; parseWelcome leaves it out
 }
 
 func (e *endpoint) append(b []byte) []byte {
@@ -119,7 +127,7 @@ func parseEndpoint(b []byte) (endpoint, error) {
 
 func (h *hello) append(b []byte) []byte {
 	b = append(b, wireMagic...)
-	b = append(b, wireVersion, 0, 0, byte(h.domain))
+	b = append(b, wireVersion, byte(h.ways), 0, byte(h.domain))
 	b = h.ep.append(b)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(h.private)))
 	return append(b, h.private...)
@@ -134,8 +142,11 @@ func (w *welcome) append(b []byte, refusal string) []byte {
 		refusal = refusal[:maxRefusal]
 	}
 	b = append(b, wireMagic...)
-	b = append(b, wireVersion, status, 0, byte(w.domain))
+	b = append(b, wireVersion, status, byte(w.way), byte(w.domain))
 	b = w.ep.append(b)
+	if !w.refused && w.way == wayCM {
+		return w.meet.append(binary.LittleEndian.AppendUint16(b, rendezvousSize))
+	}
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(refusal)))
 	return append(b, refusal...)
 }
@@ -158,6 +169,9 @@ func parseHello(b []byte) (h hello, n int, err error) {
 	if err := parseHead(b); err != nil {
 		return h, 0, err
 	}
+	if h.ways = ways(b[5]); h.ways == 0 {
+		h.ways = wayTCP
+	}
 	h.domain = domain(b[7])
 	if h.domain != domainNIC && h.domain != domainAgent {
 		return h, 0, fmt.Errorf("atomics of kind %d", h.domain)
@@ -172,7 +186,7 @@ func parseHello(b []byte) (h hello, n int, err error) {
 	return h, n, nil
 }
 
-// parseWelcome takes the first headSize bytes; textLen bytes of refusal follow.
+// parseWelcome takes the first headSize bytes; textLen bytes follow.
 func parseWelcome(b []byte) (w welcome, err error) {
 	if err := parseHead(b); err != nil {
 		return w, err
@@ -189,8 +203,19 @@ func parseWelcome(b []byte) (w welcome, err error) {
 	default:
 		return w, fmt.Errorf("status %d", b[5])
 	}
-	if w.textLen != 0 {
-		return w, fmt.Errorf("%d bytes behind a welcome", w.textLen)
+	if w.way = ways(b[6]); w.way == 0 {
+		w.way = wayTCP
+	}
+	want := 0
+	switch w.way {
+	case wayTCP:
+	case wayCM:
+		want = rendezvousSize
+	default:
+		return w, fmt.Errorf("way %d to connect queue pairs", w.way)
+	}
+	if w.textLen != want {
+		return w, fmt.Errorf("%d bytes behind a welcome, want %d", w.textLen, want)
 	}
 	w.domain = domain(b[7])
 	if w.domain != domainNIC && w.domain != domainAgent {

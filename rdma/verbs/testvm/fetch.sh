@@ -13,7 +13,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 # Depended-upon packages come along. The xz and zstd of the sysroot unpack kernels.
-PACKAGES=(busybox-static ibverbs-utils rdmacm-utils perftest iproute2 libibverbs-dev xz-utils zstd)
+PACKAGES=(busybox-static ibverbs-utils rdmacm-utils perftest iproute2 libibverbs-dev librdmacm-dev xz-utils zstd)
 
 [[ ${1-} != -* ]] || usage
 (($#)) || set -- "${KVD_VM_KERNEL:-6.12}"
@@ -23,22 +23,6 @@ for k; do
 	want_kernel "$k"
 	kernels+=("$k")
 done
-
-# update_lists WHY refreshes what apt knows, which only root may do.
-update_lists() {
-	[[ $(id -u) == 0 ]] || die "$1; run apt-get update as root"
-	apt-get update -qq >&2
-}
-
-# download DIR PACKAGE... fetches packages; apt's lists are refreshed if they are too old.
-download() {
-	local dir=$1 log=$1/log
-	shift
-	if ! (cd "$dir" && apt-get download -qq -o APT::Sandbox::User=root "$@") >"$log" 2>&1; then
-		update_lists "cannot download: $(tail -n 1 "$log")"
-		(cd "$dir" && apt-get download -qq -o APT::Sandbox::User=root "$@") >&2
-	fi
-}
 
 # closure PACKAGE... names the packages and all that they depend upon.
 closure() {

@@ -4,7 +4,10 @@
 # Runs suites of the test binaries in the share, all of them, and fails if one did
 # or had nothing to run.
 #
-#   provider    package rdma/verbs over the devices
+#   provider    package rdma/verbs over the devices, but what is in cm
+#   cm, cm-store        connections by the RDMA connection manager: cases of the conformance suite, and processes of
+#                       a store that end
+#   iwarp, iwarp-store  the same over siw, whose connections are all so
 #   store       package internal/verbstest: kvd and kvctl over the devices
 #   client      TestApart of package client: what happens amid operations with long values
 #   nohardware  the part of it for a machine without devices
@@ -14,9 +17,24 @@ export KVD_BIN=/share
 KVD_VERBS_KERNEL=$(uname -r | cut -d. -f1-2)
 export KVD_VERBS_KERNEL
 
+# The conformance suite's cases that connections, and iWARP's completions, could break, and the store's that end
+# processes.
+CASES='^(read-and-write-every|chain-takes|write-is-visible|contended-cas|last-byte|unknown-rkey|wrong-lkey|close-|accept-|refusal-|dial-|fence-|closed-|listener-)'
+STORE='^TestFence$/process|^TestRestart$'
+
 suite() {
 	case $1 in
-	provider) set -- provider 1 ./verbs.test ;;
+	provider) set -- provider 1 ./verbs.test -test.skip '^TestConformanceCM$' ;;
+	cm) set -- cm 1 ./verbs.test -test.run "^TestConformanceCM\$/$CASES" ;;
+	cm-store)
+		export KVD_VERBS_CONNECT=cm
+		set -- cm-store 1 ./verbstest.test -test.run "$STORE"
+		;;
+	iwarp) set -- iwarp siw ./verbs.test -test.run "^TestConformanceIWARP\$/$CASES" ;;
+	iwarp-store)
+		export KVD_VERBS_NIC=siw
+		set -- iwarp-store 1 ./verbstest.test -test.run "$STORE"
+		;;
 	store) set -- store 1 ./verbstest.test ;;
 	client) set -- client 1 ./client.test -test.run '^TestApart$' ;;
 	nohardware) set -- nohardware none ./verbstest.test -test.run TestNoHardware ;;

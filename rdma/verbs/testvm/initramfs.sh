@@ -18,6 +18,8 @@ PROGRAMS=(
 # without depending upon the module.
 BASE_MODULES=(virtio_pci 9pnet_virtio 9p)
 RDMA_MODULES=(veth bridge sch_netem crc32_generic ib_uverbs rdma_ucm rdma_rxe)
+# For siw, if siw.sh has made it.
+SIW_MODULES=(crc32c_generic siw)
 
 # add_program NAME copies a program and the libraries it needs, all of the sysroot.
 add_program() {
@@ -64,12 +66,17 @@ build() {
 	for lib in libpthread.so.0 libdl.so.2 libresolv.so.2 librt.so.1 libm.so.6 libgcc_s.so.1; do
 		cp -L "$(find_sys "$lib")" "$root/$libs/"
 	done
-	# Of the providers of libibverbs only rxe's is enabled.
-	cp "$(find_sys etc/libibverbs.d/rxe.driver)" "$root/etc/libibverbs.d/"
-	cp -L "$(find "$SYSROOT" -name 'librxe-rdmav*.so' -print -quit)" "$root/$libs/libibverbs/"
+	# Of the providers of libibverbs only those of the devices in software are enabled.
+	for p in rxe siw; do
+		cp "$(find_sys "etc/libibverbs.d/$p.driver")" "$root/etc/libibverbs.d/"
+		cp -L "$(find "$SYSROOT" -name "lib$p-rdmav*.so" -print -quit)" "$root/$libs/libibverbs/"
+	done
 
 	for m in "${BASE_MODULES[@]}"; do add_module "$m" base; done
 	for m in "${RDMA_MODULES[@]}"; do add_module "$m" rdma; done
+	if [[ -e $(siw_module "$k") ]]; then
+		for m in "${SIW_MODULES[@]}"; do add_module "$m" siw; done
+	fi
 
 	install -m 755 "$HERE/init" "$root/init"
 	echo 'root:x:0:0:root:/tmp:/bin/sh' >"$root/etc/passwd"
@@ -88,7 +95,7 @@ one_at_a_time
 for k; do
 	image=$VM_DIR/initramfs-$k.gz modules=$VM_DIR/kernel-$k/lib/modules
 	fresh=true
-	for part in "$HERE/init" "$HERE/initramfs.sh" "$SYSROOT/packages" "$VM_DIR/kernel-$k/version"; do
+	for part in "$HERE/init" "$HERE/initramfs.sh" "$SYSROOT/packages" "$VM_DIR/kernel-$k/version" "$(siw_module "$k")"; do
 		[[ $image -nt $part ]] || fresh=false
 	done
 	$fresh && continue

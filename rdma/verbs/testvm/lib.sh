@@ -43,3 +43,22 @@ find_sys() {
 	[[ -n $f ]] || die "$SYSROOT has no $1; remove it and run fetch.sh"
 	printf '%s\n' "$f"
 }
+
+# update_lists WHY refreshes what apt knows, which only root may do.
+update_lists() {
+	[[ $(id -u) == 0 ]] || die "$1; run apt-get update as root"
+	apt-get update -qq >&2
+}
+
+# download DIR PACKAGE... fetches packages; apt's lists are refreshed if they are too old.
+download() {
+	local dir=$1 log=$1/log
+	shift
+	if ! (cd "$dir" && apt-get download -qq -o APT::Sandbox::User=root "$@") >"$log" 2>&1; then
+		update_lists "cannot download: $(tail -n 1 "$log")"
+		(cd "$dir" && apt-get download -qq -o APT::Sandbox::User=root "$@") >&2
+	fi
+}
+
+# siw_module 6.12 prints where a kernel's module siw is, or will be.
+siw_module() { printf '%s\n' "$VM_DIR/kernel-$1/lib/modules/$(<"$VM_DIR/kernel-$1/version")/extra/siw.ko"; }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# usage: run.sh [-n NODES] [-k 6.12|6.1] [-t SECONDS] [-m MIB] [-c CPUS] [-a KERNEL_ARGS] DIR COMMAND
+# usage: run.sh [-n NODES] [-s] [-k 6.12|6.1] [-t SECONDS] [-m MIB] [-c CPUS] [-a KERNEL_ARGS] DIR COMMAND
 #
 # Boots a virtual machine, mounts DIR read-write at /share, runs COMMAND there with
 # sh, prints its output and exits with its status.
 #
 #   -n  RDMA devices: rxe0..rxeN-1 at 10.77.1.1..N on one Ethernet segment (1)
+#   -s  they are siw0..siwN-1, of iWARP, which siw.sh compiles
 #   -k  kernel (KVD_VM_KERNEL, else 6.12)
 #   -t  seconds until the machine counts as hung (300)
 #   -m  memory (1024)
@@ -16,10 +17,11 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-nodes=1 kernel=${KVD_VM_KERNEL:-6.12} seconds=300 mib=1024 cpus=2 args=
-while getopts n:k:t:m:c:a: o; do
+nodes=1 kernel=${KVD_VM_KERNEL:-6.12} seconds=300 mib=1024 cpus=2 args= siw=false
+while getopts n:sk:t:m:c:a: o; do
 	case $o in
 	n) nodes=$OPTARG ;;
+	s) siw=true ;;
 	k) kernel=$OPTARG ;;
 	t) seconds=$OPTARG ;;
 	m) mib=$OPTARG ;;
@@ -37,6 +39,10 @@ done
 ((nodes <= 64)) || die "$nodes RDMA devices: want at most 64"
 share=$(cd "$1" && pwd) || die "no folder $1 to share"
 [[ $share != *,* ]] || die "$share: QEMU takes no comma in the share's path"
+if $siw; then
+	"$HERE/siw.sh" "$kernel" || die "no siw"
+	args+=" rdma_type=siw"
+fi
 "$HERE/initramfs.sh" "$kernel" || die "no machine to boot"
 
 cmd=$(mktemp "$share/.testvm-XXXXXX") || die "$share: cannot write there"
