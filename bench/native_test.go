@@ -35,21 +35,19 @@ func TestNative(t *testing.T) {
 	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "native", Replicas: 1,
 		BytesPerNode: scaled[uint64](2<<30, 512<<20), Shards: 1, Segments: 1, IndexPercent: 1})
 	n := startNative(t, st)
-	small := func(what string, entries int, of string, want float64) {
-		n.c.ask("kvd prepare", 100, entries)
-		r.contest("C by a broker, "+what+", against hiredis", each, atLeast(want),
-			n.c.perSecond("kvd "+of, 100, entries), n.c.perSecond("redis "+of, 100, entries))
+	contest := func(language, rival string, p *turner) func(what string, entries int, of string, want float64) {
+		return func(what string, entries int, of string, want float64) {
+			p.ask("kvd prepare", 100, entries)
+			r.contest(language+" by a broker, "+what+", against "+rival, each, atLeast(want),
+				p.perSecond("kvd "+of, 100, entries), p.perSecond("redis "+of, 100, entries))
+		}
 	}
+	small, snake := contest("C", "hiredis", n.c), contest("Python", "redis-py", n.py)
 	small("GETs of 100 B", 1, "get", 1.8)
 	small("PUTs of 100 B", 1, "put", 1)
 	small("GETs of 100 B, 16 in one call", 16, "get", 2)
 	small("GETs of 100 B, 64 in one call", 64, "get", 2)
 
-	snake := func(what string, entries int, of string, want float64) {
-		n.py.ask("kvd prepare", 100, entries)
-		r.contest("Python by a broker, "+what+", against redis-py", each, atLeast(want),
-			n.py.perSecond("kvd "+of, 100, entries), n.py.perSecond("redis "+of, 100, entries))
-	}
 	snake("GETs of 100 B", 1, "get", 2)
 	snake("PUTs of 100 B", 1, "put", 1)
 	snake("GETs of 100 B, 64 in one call", 64, "get", 1)

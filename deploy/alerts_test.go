@@ -742,7 +742,7 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 	s.kvctl("", "namespace", "create", "n", "--bytes", "48MiB")
 	w := watch(t, promql, 15*time.Second, fired, s.web)
 	w.only()
-	end := byTCP(t, s.directories())
+	end := byTCP(t, s.directories(), "n")
 	w.fires("KvdClientsByTCP")
 	if status := s.kvctl("", "status"); !strings.Contains(status, "1 client of host x: tcp is used though an RDMA "+
 		"adapter is there (dial-failed): GID index 3") {
@@ -768,8 +768,8 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 	w.firesNow("KvdLimboGrowing")
 }
 
-// byTCP is a client on a machine with an adapter that it cannot use, until end is called.
-func byTCP(t *testing.T, directories string) (end func()) {
+// byTCP is a client of a namespace on a machine with an adapter that it cannot use, until end is called.
+func byTCP(t *testing.T, directories, namespace string) (end func()) {
 	d, err := dirclient.Open(dirclient.Options{Addrs: strings.Split(directories, ",")})
 	if err != nil {
 		t.Fatal(err)
@@ -782,7 +782,7 @@ func byTCP(t *testing.T, directories string) (end func()) {
 	}
 	var s *dirpb.OpenSessionReply
 	call(func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
-		s, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "n", Client: "x pid 1", ReadOnly: true})
+		s, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: namespace, Client: "x pid 1", ReadOnly: true})
 		return err
 	})
 	call(func(ctx context.Context, c dirpb.DirectoryClient) error {

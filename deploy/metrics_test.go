@@ -218,7 +218,9 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 	}
 	_ = conn.Close()
 	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	end := byTCP(t, at+":7400", "default")
 	families := scrapeOf(t, &c, "http://"+web)
+	end()
 	for name, f := range servedTLS(t) {
 		if strings.HasPrefix(name, "kvd_tls_") {
 			families[name] = f

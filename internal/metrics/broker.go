@@ -54,7 +54,7 @@ func (b brokers) Collect(ch chan<- prometheus.Metric) {
 		out.count(brokerBatches, float64(c.Batches.Load()), socket)
 		out.count(brokerBytes, float64(c.Bytes.Load()), socket)
 		for op := range c.Ops {
-			if op > 0 {
+			if ring.Op(op).Known() {
 				out.count(brokerOps, float64(c.Ops[op].Load()), socket, ring.Op(op).String())
 			}
 		}
