@@ -117,8 +117,8 @@ func TestSelector(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, Connect: 9, PeerTimeout: 1,
-		HandshakeTimeout: -1, Fabric: Fabric{TrafficClass: 256, ServiceLevel: 16, PKeyIndex: -1, GIDType: "v2", GIDAddress: "10.0.0.0/33",
-			RetryCount: 7, RNRRetry: 7, HopLimit: 256, FlowLabel: 1 << 20}}
+		HandshakeTimeout: -1, Fabric: Fabric{TrafficClass: 256, ServiceLevel: 16, PKeyIndex: -1, GIDType: "v2",
+			GIDAddress: "10.0.0.0/33", RetryCount: 7, RNRRetry: 7, HopLimit: 256, FlowLabel: 1 << 20}}
 	err := bad.Validate()
 	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "Connect is 9", "PeerTimeout is 1ns",
 		"HandshakeTimeout is -1ns", "TrafficClass is 256, want 0 to 255", "ServiceLevel is 16", "PKeyIndex is -1",
