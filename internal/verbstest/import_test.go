@@ -28,14 +28,14 @@ func makeTree(t *testing.T, dir string) map[string][]byte {
 		return b
 	}
 	files := map[string][]byte{
-		"empty": {}, "deep/er/and/deeper/empty": {}, "one": data(1), "large": data(100_000), "huge": data(5 << 20),
+		"empty": {}, "deep/er/and/deeper/empty": {}, "one": data(1), "large": data(100_000), "huge": data(3 << 20),
 		"-dash": data(10), "with space": data(20), "new\nline": data(30), "tab\tand\x01control": data(40),
 		"quote\"'`$(x)\\": data(50),
 		"ünïcödé/日本語":     data(60), ".hidden/.too": data(70), "not\xffutf8": data(80), "100%/%s/%00": data(90),
 		"*?[a]":                    data(100),
 		strings.Repeat("long", 60): data(110),
 	}
-	for i := range 190 {
+	for i := range 90 {
 		files[fmt.Sprintf("dir%d/file%d", i%7, i)] = data(rng.IntN(4000))
 	}
 	for name, b := range files {

@@ -214,7 +214,7 @@ func TestLossyCompletions(t *testing.T) {
 func TestPacketLoss(t *testing.T) {
 	needs(t, "1")
 	const (
-		duration = 12 * time.Second
+		duration = 7 * time.Second
 		workers  = 4
 		keys     = 4
 	)
