@@ -57,9 +57,16 @@ func capture(t *testing.T, netdev string) (next func() []byte) {
 // systemHopLimit is net.ipv4.ip_default_ttl of the machine.
 const systemHopLimit = 64
 
-// Packets of either side have the DSCP that it was told. Their hop limit is the route's: Linux sees to that over RoCE.
+// Packets of either side have the DSCP that it was told, whoever connects. Their hop limit is the route's: Linux sees
+// to that over RoCE.
 func TestFabric(t *testing.T) {
 	needAdapters(t)
+	for _, c := range []Connect{ConnectTCP, ConnectCM} {
+		t.Run(c.String(), func(t *testing.T) { packets(t, c) })
+	}
+}
+
+func packets(t *testing.T, connect Connect) {
 	sides := map[netip.Addr]Fabric{
 		netip.MustParseAddr("10.77.1.1"): {TrafficClass: 46 << 2, HopLimit: 33, GIDType: "RoCE v2", ServiceLevel: 3},
 		netip.MustParseAddr("10.77.1.2"): {TrafficClass: 26 << 2, HopLimit: 17, GIDAddress: "10.77.0.0/16",
@@ -68,8 +75,9 @@ func TestFabric(t *testing.T) {
 	passive, active := sides[netip.MustParseAddr("10.77.1.1")], sides[netip.MustParseAddr("10.77.1.2")]
 	passive.GIDAddress = "10.77.1.1"
 	next := capture(t, "n0")
-	e := rdmatest.NewEnv(t, rdmatest.Harness{Passive: open(t, Options{Device: "rxe0", Fabric: passive}),
-		Active: open(t, Options{Device: "rxe1", Fabric: active}), Addr: "127.0.0.1:0"})
+	e := rdmatest.NewEnv(t, rdmatest.Harness{Passive: open(t, Options{Device: "rxe0", Fabric: passive,
+		Connect: connect}), Active: open(t, Options{Device: "rxe1", Fabric: active, Connect: connect}),
+		Addr: "127.0.0.1:0"})
 	mr := e.Memory(4096, rdmatest.All)
 	l := e.Dial()
 	e.Must(l.OK(l.Write(mr, 0, l.Buf(64)), l.Read(mr, 0, l.Buf(64))))
@@ -86,8 +94,8 @@ func TestFabric(t *testing.T) {
 		udp := p[int(p[0]&15)*4:]
 		from := netip.AddrFrom4([4]byte(p[12:16]))
 		want, ours := sides[from]
-		// The self-test of an adapter is a connection to itself, from before.
-		if len(udp) < 8 || binary.BigEndian.Uint16(udp[2:]) != 4791 || !ours ||
+		// The self-test of an adapter is a connection to itself, from before. Queue pair 1 is the connection manager's.
+		if len(udp) < 20 || binary.BigEndian.Uint16(udp[2:]) != 4791 || !ours || string(udp[13:16]) == "\x00\x00\x01" ||
 			from == netip.AddrFrom4([4]byte(p[16:20])) {
 			continue
 		}

@@ -172,10 +172,16 @@ int kvd_cm_modify(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state st
 			a.path_mtu = p->mtu;
 		a.min_rnr_timer = 12;
 		a.max_dest_rd_atomic = p->responder_depth;
+		a.ah_attr.sl = p->sl;
+		if (a.ah_attr.is_global) {
+			a.ah_attr.grh.hop_limit = p->hop_limit;
+			a.ah_attr.grh.traffic_class = p->traffic_class;
+			a.ah_attr.grh.flow_label = p->flow_label;
+		}
 	} else {
 		a.timeout = p->timeout;
 		a.retry_cnt = p->retry;
-		a.rnr_retry = 6;
+		a.rnr_retry = p->rnr_retry;
 		a.max_rd_atomic = p->initiator_depth;
 	}
 	return kvd_modify(qp, &a, mask);
