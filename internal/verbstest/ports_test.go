@@ -45,7 +45,7 @@ func TestTwoPorts(t *testing.T) {
 	if len(n.GetEndpoints()) != 2 || endpoint(n, "verbs") == nil || endpoint(n, "verbs/2") == nil {
 		t.Fatalf("endpoints %v", n.GetEndpoints())
 	}
-	c := s.client("verbs", 2, client.Options{Lanes: 2, OpTimeout: 10 * time.Second,
+	c := s.client("verbs", 2, client.Options{Lanes: 2, OpTimeout: 30 * time.Second,
 		Devices: []*rdma.Device{openDevice(t, "verbs", 2, nil, nil), openDevice(t, "verbs", 3, nil, nil)}})
 	l := &gapLoad{t: t, c: c, stop: make(chan struct{})}
 	for w := range 2 {
