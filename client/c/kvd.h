@@ -73,7 +73,7 @@ enum kvd_code {
     KVD_STALE = 13,        /* of a connection that is gone */
     KVD_FORKED = 14,       /* the handle belongs to the parent process */
     KVD_BUSY = 15,         /* a limit is reached, or the memory is in use; free something, and try again */
-    KVD_VIEW_EXPIRED = 16, /* not used yet */
+    KVD_VIEW_EXPIRED = 16, /* what was read of a view may be other bytes than the value's */
     KVD_PROTOCOL = 17,     /* the other end broke the rules, and the connection was ended */
     KVD_CLOSED = 18,       /* the broker ended the connection */
     KVD_UNSUPPORTED = 19,  /* this broker cannot do it */

@@ -12,8 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -257,12 +259,13 @@ type Client struct {
 func (b *Broker) Clients() (all []Client) {
 	for _, t := range b.tenants {
 		t.mu.Lock()
-		for c := range t.mu.conns {
+		conns := slices.Collect(maps.Keys(t.mu.conns))
+		t.mu.Unlock()
+		for _, c := range conns { // without the lock: whoever ends a View takes it last
 			if x, ok := c.describe(); ok {
 				all = append(all, x)
 			}
 		}
-		t.mu.Unlock()
 	}
 	return all
 }

@@ -43,13 +43,19 @@ func newWorldWith(t testing.TB, change func(s *Socket), events *client.Events) *
 // newWorldOf has a tenant for each namespace.
 func newWorldOf(t testing.TB, spaces []devstore.Namespace, change func(s *Socket), events *client.Events) *world {
 	t.Helper()
-	st, err := devstore.Start(t.Context(), devstore.Options{CapacityBytes: 256 << 20, Namespaces: spaces})
+	return newWorldIn(t, devstore.Options{CapacityBytes: 256 << 20, Namespaces: spaces}, change, events)
+}
+
+// newWorldIn is newWorldOf in a store of any kind.
+func newWorldIn(t testing.TB, o devstore.Options, change func(s *Socket), events *client.Events) *world {
+	t.Helper()
+	st, err := devstore.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := &world{st: st, paths: map[string]string{}, c: map[string]*client.Client{}}
 	var sockets []Socket
-	for _, space := range spaces {
+	for _, space := range o.Namespaces {
 		ns := space.Name
 		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Namespace: ns,
 			Devices: st.Devices(), Events: events})

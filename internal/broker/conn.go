@@ -32,6 +32,8 @@ type conn struct {
 	wg     sync.WaitGroup // whoever may touch what it shares with the program
 	pidfd  sync.WaitGroup // who watches the program
 	late   bool           // the socket's programs are enough without it
+	// leaving was to be deregistered when the connection ended. Operations were under way there.
+	leaving *memory
 
 	// Set by the hello.
 	client    *client.Client
@@ -74,8 +76,11 @@ const maxMemories = 256
 // end has the connection drain; serve does the rest. A program that lives, and broke nothing, hears how what is under
 // way ends. The socket stays: its end tells the program that nobody writes to its memory any more.
 func (c *conn) end(cause error) {
-	if c.ended.Store(true); !errors.Is(cause, errClosing) && !errors.Is(cause, errBye) {
+	first := !c.ended.Swap(true)
+	if !errors.Is(cause, errClosing) && !errors.Is(cause, errBye) {
 		c.cancel(cause)
+	} else if first {
+		time.AfterFunc(grace, func() { c.cancel(errClosing) })
 	}
 	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
 }
@@ -89,10 +94,11 @@ func (c *conn) describe() (Client, bool) {
 	if !c.described.Load() {
 		return Client{}, false
 	}
+	views := c.viewing() // which may wait until the program takes a message
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Client{c.t.Name, c.hello.Name, c.hello.Namespace, c.peer.Pid, c.peer.Uid, c.arena.Load(), len(c.mu.queues),
-		c.viewing(), c.ops.Load(), c.since}, true
+		views, c.ops.Load(), c.since}, true
 }
 
 // serve is the connection from hello to gone.
@@ -126,8 +132,6 @@ func (c *conn) takeDown() {
 		c.wg.Wait()
 		close(done)
 	}()
-	late := time.AfterFunc(grace, func() { c.cancel(errClosing) })
-	defer late.Stop()
 	// A program that is alive may have a queue's goroutine wait once more after it was called, so it is called again.
 	for called := false; ; called = true {
 		for _, q := range c.mu.queues {
@@ -152,6 +156,9 @@ func (c *conn) takeDown() {
 	c.t.stats.Queues.Add(-int64(len(c.mu.queues)))
 	for _, m := range c.mu.memories {
 		c.release(m)
+	}
+	if c.leaving != nil {
+		c.release(c.leaving)
 	}
 }
 
@@ -462,7 +469,10 @@ func (c *conn) request(h ring.Head, body []byte, files []int) error {
 		if m == nil {
 			return refused(ring.Argument, "there is no memory %d", number)
 		}
-		m.unused()
+		if !m.unused(c.ctx.Done()) {
+			c.leaving = m
+			return context.Cause(c.ctx)
+		}
 		c.release(m)
 		return c.send(ring.Numbered(ring.Head{Kind: ring.KindDone, Serial: h.Serial}, number), nil)
 	case ring.KindBye:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ring"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 func ptr[T any](p *T) unsafe.Pointer { return unsafe.Pointer(p) }
@@ -273,7 +274,7 @@ func (q *queue) answer(it *item, op *client.Op) *ring.Completion {
 	}
 	x := &ring.Completion{Tag: s.Tag, Version: op.Item.Version}
 	if op.Err != nil {
-		if s.Op == ring.OpPin {
+		if s.Op == ring.OpPin && client.Outcome(op.Err) == rdma.No {
 			q.c.t.pins.giveBack(it.end)
 		}
 		return q.failed(s, op.Err, op.Size)
@@ -324,13 +325,14 @@ func (q *queue) alone(it item) {
 	q.c.wg.Go(func() {
 		defer stop()
 		var x *ring.Completion
-		if err := recoverFrom(func() { x = q.perform(ctx, &it) }); err != nil {
+		err := recoverFrom(func() { x = q.perform(ctx, &it) })
+		if it.m != nil {
+			it.m.drop()
+		}
+		if err != nil {
 			q.c.t.b.log.Error("the broker's own fault ended a connection", "err", err)
 			q.c.end(err)
 			return
-		}
-		if it.m != nil {
-			it.m.drop()
 		}
 		q.complete([]ring.Completion{*x})
 	})

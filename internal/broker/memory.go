@@ -72,10 +72,15 @@ func (m *memory) drop() {
 	}
 }
 
-// unused waits until nothing touches the memory.
-func (m *memory) unused() {
+// unused waits until nothing touches the memory. It reports false if it gave up for the sake of over.
+func (m *memory) unused(over <-chan struct{}) bool {
 	m.drop()
-	<-m.released
+	select {
+	case <-m.released:
+		return true
+	case <-over:
+		return false
+	}
 }
 
 // unmap gives it up. Nothing touches it.

@@ -101,20 +101,28 @@ func (q *queue) view(ctx context.Context, it *item) *ring.Completion {
 	if err := t.takeView(); err != nil {
 		return q.failure(s.Tag, ring.No, ring.Busy, err.Error())
 	}
+	kept, shown := false, int64(0)
+	defer func() {
+		if !kept {
+			t.leaveView(shown)
+		}
+	}()
 	v, err := q.c.client.View(ctx, it.key, client.ViewOptions{Hold: hold})
 	if err != nil {
-		t.leaveView(0)
 		return q.failed(s, err, 0)
 	}
+	defer func() {
+		if !kept {
+			_ = v.Release()
+		}
+	}()
 	if err := t.takeShown(v.Size); err != nil {
-		_ = v.Release()
-		t.leaveView(0)
 		return q.failure(s.Tag, ring.No, ring.Busy, err.Error())
 	}
+	shown = v.Size
 	x, err := q.show(s, v, hold)
+	kept = err == nil
 	if err != nil {
-		_ = v.Release()
-		t.leaveView(v.Size)
 		var no *refusal
 		if errors.As(err, &no) {
 			return q.failure(s.Tag, ring.No, no.code, no.Error())

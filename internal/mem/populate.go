@@ -22,10 +22,13 @@ const (
 	spareRoom = 16 << 20
 )
 
-// taking is how many bytes all goroutines of this process still have to take of what they have begun.
+// taking is how many bytes all goroutines of this process still have to take of what they have begun, but for pages
+// that have a pool of their own. Its lock is that of all parts, too.
 var taking struct {
 	sync.Mutex
 	bytes int64
+	parts int           // under way: some of their bytes are there already
+	next  chan struct{} // closed when there are fewer of them
 }
 
 // inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. Several parts
@@ -35,83 +38,132 @@ func inParts(size, page int64, turn func(take func() error) error, do func(off, 
 	if turn == nil {
 		return do(0, size)
 	}
-	room := page < thpBytes
-	taking.Lock()
-	if err := hasRoom(room, taking.bytes+size); err != nil {
-		taking.Unlock()
-		return err
+	p := &parts{part: max(populatePart, page), size: size}
+	if page < thpBytes {
+		p.room = Room
 	}
-	taking.bytes += size
-	taking.Unlock()
-	p := &parts{part: max(populatePart, page), size: size, rest: size}
-	defer func() { p.taken(p.rest) }()
-	take1 := func(off, n int64) error {
-		return turn(func() error {
-			if err := hasRoom(room, p.ahead()+n); err != nil {
-				return err
-			}
-			return retried(func() error { return do(off, n) })
-		})
-	}
-	var wg sync.WaitGroup
-	for range min(mostTakers, (size+p.part-1)/p.part) {
-		wg.Go(func() { p.run(take1) })
-	}
-	wg.Wait()
-	return p.err
+	return p.all(turn, do)
 }
 
 // parts are those of one Alloc, which several goroutines take.
 type parts struct {
 	part, size int64
-	mu         sync.Mutex
-	next       int64 // where the first part begins that nobody has taken
-	rest       int64 // bytes that are not there yet
-	err        error // ends all of them
+	room       func() (have int64, of string) // as Room; nil: it is not asked
+	next       int64                          // where the first part begins that nobody has taken
+	rest       int64                          // bytes of taking: not there yet, those under way included
+	err        error                          // ends all of them
+}
+
+// all takes all parts.
+func (p *parts) all(turn func(take func() error) error, do func(off, n int64) error) error {
+	taking.Lock()
+	if err := hasRoom(p.room, taking.bytes+p.size); err != nil {
+		taking.Unlock()
+		return err
+	}
+	if p.room != nil {
+		p.rest = p.size
+		taking.bytes += p.size
+	}
+	taking.Unlock()
+	var wg sync.WaitGroup
+	for range min(mostTakers, (p.size+p.part-1)/p.part) {
+		wg.Go(func() {
+			p.run(func(off, n int64) error {
+				return turn(func() error {
+					if err := p.begin(); err != nil {
+						return err
+					}
+					err := retried(func() error { return do(off, n) })
+					p.end(n, err)
+					return err
+				})
+			})
+		})
+	}
+	wg.Wait()
+	taking.Lock()
+	defer taking.Unlock()
+	p.giveUpLocked()
+	return p.err
 }
 
 // run takes parts until there are no more, or one fails.
 func (p *parts) run(take func(off, n int64) error) {
 	for {
-		p.mu.Lock()
+		taking.Lock()
 		off, n := p.next, min(p.part, p.size-p.next)
 		if p.err != nil || n == 0 {
-			p.mu.Unlock()
+			taking.Unlock()
 			return
 		}
 		p.next += n
-		p.mu.Unlock()
+		taking.Unlock()
 		if err := take(off, n); err != nil {
-			p.mu.Lock()
+			taking.Lock()
 			p.err = cmp.Or(p.err, err)
-			p.mu.Unlock()
+			taking.Unlock()
 			return
 		}
-		p.taken(n)
 	}
 }
 
-// ahead is how many bytes are in parts that nobody has begun.
-func (p *parts) ahead() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.size - p.next
-}
-
-func (p *parts) taken(n int64) {
-	p.mu.Lock()
-	p.rest -= n
-	p.mu.Unlock()
+// begin begins a part, if there is room for all that this process has still to take. Parts under way count as a whole,
+// though some of their bytes are there, and no room any more. So where they make the difference it waits until one of
+// them has ended.
+func (p *parts) begin() error {
 	taking.Lock()
 	defer taking.Unlock()
-	taking.bytes -= n
+	for {
+		if p.err != nil {
+			return p.err
+		}
+		err := hasRoom(p.room, taking.bytes)
+		if err == nil {
+			taking.parts++
+			return nil
+		}
+		if taking.parts == 0 {
+			p.err = err
+			p.giveUpLocked() // others may have room now
+			return err
+		}
+		if taking.next == nil {
+			taking.next = make(chan struct{})
+		}
+		next := taking.next
+		taking.Unlock()
+		<-next
+		taking.Lock()
+	}
 }
 
-func hasRoom(asked bool, bytes int64) error {
-	if !asked {
+// end ends a part of n bytes that has begun.
+func (p *parts) end(n int64, err error) {
+	taking.Lock()
+	defer taking.Unlock()
+	taking.parts--
+	if p.err = cmp.Or(p.err, err); err == nil && p.room != nil {
+		p.rest -= n
+		taking.bytes -= n
+	}
+	if taking.next != nil {
+		close(taking.next)
+		taking.next = nil
+	}
+}
+
+// giveUpLocked says that the rest will not be taken.
+func (p *parts) giveUpLocked() {
+	taking.bytes -= p.rest
+	p.rest = 0
+}
+
+func hasRoom(room func() (have int64, of string), bytes int64) error {
+	if room == nil {
 		return nil
 	}
-	if have, of := Room(); have >= 0 && have < bytes+spareRoom {
+	if have, of := room(); have >= 0 && have < bytes+spareRoom {
 		return &LimitError{Limit: of, Want: bytes + spareRoom, Have: have, Unit: "bytes", Err: unix.ENOMEM,
 			Hint: "make room there, or lend less memory"}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -34,6 +35,46 @@ func TestPopulateAtOnce(t *testing.T) {
 	defer taking.Unlock()
 	if taking.bytes != 0 {
 		t.Errorf("%d bytes count as being taken", taking.bytes)
+	}
+}
+
+// TestPopulateRoom: before each part there has to be room for all that is not there yet, of parts under way, too. What
+// these have already is not missed twice.
+func TestPopulateRoom(t *testing.T) {
+	const size = (mostTakers + 1) * populatePart
+	for _, others := range []int64{0, populatePart} { // what others take of the room once a part is under way
+		var have, in, began atomic.Int64
+		have.Store(size + spareRoom)
+		all := make(chan struct{})
+		here := sync.OnceFunc(func() { close(all) })
+		p := &parts{part: populatePart, size: size, room: func() (int64, string) { return have.Load(), "a room" }}
+		err := p.all(func(take func() error) error {
+			if in.Add(1) == mostTakers {
+				here()
+			}
+			err := take()
+			if err != nil {
+				here()
+			}
+			return err
+		}, func(_, n int64) error {
+			if have.Add(-n / 2); began.Add(1) == 1 {
+				have.Add(-others)
+				<-all // which look for room now, or have
+			}
+			have.Add(-n / 2)
+			return nil
+		})
+		var l *LimitError
+		if short := others > 0; errors.As(err, &l) != short || !short && (err != nil || have.Load() != spareRoom) {
+			t.Errorf("others take %d: %v, and %d are left", others, err, have.Load())
+		}
+		if have.Load() < spareRoom-others {
+			t.Errorf("others take %d: %d are left", others, have.Load())
+		}
+		if taking.bytes != 0 || taking.parts != 0 {
+			t.Errorf("%d bytes and %d parts count as being taken", taking.bytes, taking.parts)
+		}
 	}
 }
 

@@ -493,6 +493,7 @@ func (w *World) do(ch choice) {
 		}
 	}
 	w.checkWatched()
+	w.watchShares()
 }
 
 // doOwn makes a choice happen that is c's own.

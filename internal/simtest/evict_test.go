@@ -42,6 +42,7 @@ type evicting struct {
 	chosen []layout.Word // to be removed, perhaps
 	took   []layout.Word // that it has taken from a head
 	over   bool          // more is pinned than may be
+	share  *share        // if there are pins
 }
 
 // isAccess reports whether a region's offset is that of an access word.
@@ -90,6 +91,8 @@ func (c *cl) startEvict(s Step, lane int, x repair.Work, pick func(l []repair.Ca
 		}
 		if c.w.cfg.Pins != 0 {
 			x.Spare = c.spare(ev)
+			ev.share = &share{groups: append([]uint64{x.Off}, x.More...), all: map[site]*lived{}}
+			c.w.watchShare(ev)
 		}
 	}
 	r.t.Op.Kind, r.t.Op.Machine = index.Evict, repair.New(index.Evict, &x)

@@ -189,6 +189,7 @@ func (w *World) after(ev sim.Event) {
 	if s.now = now; now != 0 || !retained { // else it is as the chain's, which has held nothing yet
 		s.past = append(s.past, now)
 	}
+	defer w.watchShares()
 	if !r.used {
 		// Somebody who has not heard of the loss may have read it, and brings it to those that are left.
 		if old.Readable() && now.State() == layout.Empty {

@@ -18,7 +18,9 @@ const pinMillis = 6000
 // over.
 type pinned struct {
 	spared, broken, over int
-	until                map[string]uint64 // Unix ms, by value, as its writer has asked for it
+	// Evictions that found more pinned than the quota, and no more, by all that lived; and that did not look at all.
+	above, within, partial int
+	until                  map[string]uint64 // Unix ms, by value, as its writer has asked for it
 }
 
 // pin pins what r writes, if cfg says so of the client's latest value.
@@ -36,18 +38,14 @@ func (c *cl) pin(r *running) {
 
 // unpinned leaves of the picked candidates those that may go, as the library's evictor does.
 func (c *cl) unpinned(ev *evicting, l []repair.Candidate, picked []int) (out []int) {
-	now, all, ahead := c.w.millis, 0.0, 0.0
 	sample := make([]policy.Candidate, len(l))
 	for i, x := range l {
 		sample[i] = policy.Candidate{Word: x.Access, Known: x.Access != 0, Units: x.Units}
-		units := float64(max(x.Units, 1))
-		if all += units; x.Access != 0 && x.Access.AheadTicks(now) > 0 && !x.Access.Expired(now) {
-			ahead += units
-		}
 	}
 	var p policy.Pins
-	may, _ := p.Evictable(now, c.w.cfg.PinQuota, sample, len(sample), nil)
-	ev.over = all > 0 && ahead/all > c.w.cfg.PinQuota
+	may, _ := p.Evictable(c.w.millis, c.w.cfg.PinQuota, sample, len(sample), nil)
+	ev.over = p.Over(c.w.cfg.PinQuota)
+	c.w.quotaJudged(c, ev)
 	for _, i := range picked {
 		if slices.Contains(may, i) {
 			out = append(out, i)
@@ -100,6 +98,12 @@ var pinsWide = map[string]Config{
 			{k(Put, 0), k(Evict, 0), k(Put, 0), k(Evict, 0)},
 			{k(Evict, 0), k(CAS, 0), k(Evict, 0), k(Get, 0)}},
 		Setup: one, Warm: true},
+	// A key that is not pinned takes the slot of one that was.
+	"pins-slot": {Cache: true, Pins: 0b10, PinQuota: 0.6, Clock: 1, Crashes: 1, Failures: 1, Epochs: 4, Units: 6,
+		Scripts: [][]Step{
+			{k(Evict, 0), k(Del, 0), k(Put, 2), k(Evict, 2), k(Evict, 2)},
+			{k(Get, 2), k(Evict, 0), k(Get, 0)}},
+		Setup: one, Warm: true},
 	"pins-recall": {Cache: true, Replicas: 2, Janitors: 2, TwoExtents: true, Acts: []Act{{Recall, 1, 0}}, Pins: 0xff,
 		PinQuota: 1, Clock: 2, Crashes: 1, Epochs: 4, Units: 6, Scripts: [][]Step{
 			{k(Put, 0), k(Evict, 0), k(Get, 2), k(Evict, 2)},
@@ -113,6 +117,8 @@ var pinsMutants = []mutant{
 		"if it.evicted.Expired || o.Work.Spare == nil ||", "if true || o.Work.Spare == nil ||"}}},
 	{"pins-end-early", "pins: a pin lasts until its time", []edit{{"internal/layout/record.go",
 		"return uint64(r.Pinned) * 1000", "return uint64(r.Pinned) * 999"}}},
+	{"pins-of-another-key", "pins: an access word tells of the key whose tag it has, and the share of pins goes by that",
+		[]edit{{evict, "; a.Of(x) {", "; a != 0 {"}}},
 	{"pin-not-written", "pins: a record says until when it is pinned",
 		[]edit{{"index/update.go", "Pinned: o.Pinned,", "Pinned: 0,"}}},
 	{"pin-not-written-at-once", "pins: a record says until when it is pinned, of a hinted put too",
@@ -121,7 +127,7 @@ var pinsMutants = []mutant{
 
 func init() {
 	maps.Copy(wide, pinsWide)
-	maps.Copy(heavy, map[string]int{"pins": 2, "pins-r2": 2, "pins-long": 2, "pins-recall": 2})
+	maps.Copy(heavy, map[string]int{"pins": 2, "pins-r2": 2, "pins-long": 2, "pins-recall": 2, "pins-slot": 2})
 	maps.Copy(scopes, map[string]Config{
 		"pins-put": {Cache: true, Pins: 0b0101_0101, PinQuota: 1, Clock: 2,
 			Scripts: [][]Step{{k(Evict, 0), k(Get, 0)}, {k(Put, 0)}}, Setup: one, Warm: true},
@@ -144,6 +150,9 @@ func TestPins(t *testing.T) {
 				all.spared += w.pins.spared
 				all.broken += w.pins.broken
 				all.over += w.pins.over
+				all.above += w.pins.above
+				all.within += w.pins.within
+				all.partial += w.pins.partial
 				w.Close()
 				if err != nil {
 					t.Fatalf("%s\n%v", replayHint(name, sync, seed), err)
@@ -151,7 +160,8 @@ func TestPins(t *testing.T) {
 			}
 		}
 	}
-	if t.Logf("%+v", all); all.spared == 0 || all.broken == 0 || all.over == 0 {
+	if t.Logf("%+v", all); all.spared == 0 || all.broken == 0 || all.over == 0 ||
+		all.above == 0 || all.within == 0 {
 		t.Errorf("%+v", all)
 	}
 }
