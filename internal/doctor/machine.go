@@ -315,7 +315,7 @@ func (x *exam) transparent() {
 
 // socketBuffer is what rdma/tcp asks for, bytes: the default of its
 // Options.SocketBuffer.
-const socketBuffer = 512 << 10
+const socketBuffer = 1 << 20
 
 func (x *exam) network() {
 	x.group = "network"

@@ -39,7 +39,8 @@ func (d *device) Dial(ctx context.Context, r driver.DialRequest) (driver.QP, err
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	dialer := net.Dialer{Timeout: d.o.HandshakeTimeout, KeepAlive: -1, Control: d.control}
+	dialer := net.Dialer{Timeout: d.o.HandshakeTimeout, KeepAlive: -1,
+		Control: control(d.o.SocketBuffer, d.o.SocketBuffer/2)}
 	raw, err := dialer.DialContext(ctx, "tcp", r.Addr)
 	if err != nil {
 		return nil, err
@@ -134,19 +135,21 @@ func printable(s string) string {
 	}, s)
 }
 
-// control sizes a socket's buffers before it connects or listens, when the
-// window scale is still open, and chooses how it is paced.
-func (d *device) control(_, addr string, c syscall.RawConn) error {
-	var err error
-	cerr := c.Control(func(fd uintptr) {
-		err = errors.Join(
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, d.o.SocketBuffer),
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, d.o.SocketBuffer))
-		if a, aerr := netip.ParseAddrPort(addr); aerr == nil && a.Addr().Unmap().IsLoopback() {
-			unpace(int(fd))
-		}
-	})
-	return errors.Join(cerr, err)
+// control prepares a socket with buffers of these sizes, bytes, before it connects or listens: then the window scale is
+// still open. It also chooses how the socket is paced.
+func control(send, receive int) func(_, addr string, c syscall.RawConn) error {
+	return func(_, addr string, c syscall.RawConn) error {
+		var err error
+		cerr := c.Control(func(fd uintptr) {
+			err = errors.Join(
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, send),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, receive))
+			if a, aerr := netip.ParseAddrPort(addr); aerr == nil && a.Addr().Unmap().IsLoopback() {
+				unpace(int(fd))
+			}
+		})
+		return errors.Join(cerr, err)
+	}
 }
 
 // unpace lets a socket send as fast as it can if the machine's congestion control is BBR: that sends in small pieces,
@@ -214,7 +217,7 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 	if o.Accept == nil {
 		return nil, errors.New("ListenOptions.Accept is nil")
 	}
-	lc := net.ListenConfig{KeepAlive: -1, Control: d.control}
+	lc := net.ListenConfig{KeepAlive: -1, Control: control(d.o.SocketBuffer/2, d.o.SocketBuffer)}
 	listen := func() (net.Listener, error) { return lc.Listen(context.Background(), "tcp", addr) }
 	var sock net.Listener
 	var err error

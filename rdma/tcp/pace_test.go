@@ -73,7 +73,7 @@ func TestLoopbackIsNotPaced(t *testing.T) {
 			if !paced && strings.HasPrefix(want, "bbr") {
 				want = "reno"
 			}
-			if err := d.control("tcp", addr, raw); err != nil {
+			if err := control(64<<10, 64<<10)("tcp", addr, raw); err != nil {
 				t.Error(err)
 			}
 			if cc := congestionControl(t, fd); cc != want {

@@ -51,9 +51,9 @@ type Options struct {
 	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
 	// NewDoor's for each device.
 	Door *netsrv.Door
-	// SocketBuffer is the size of the kernel's send and receive buffers, bytes.
-	// The kernel caps it silently (net.core.wmem_max, rmem_max). Default 1 MiB,
-	// at least 64 KiB.
+	// SocketBuffer is the size of the kernel's buffers for requests, bytes: the dialing side sends from one, the
+	// listening side receives to one. Those for replies have half of it. The kernel caps it silently
+	// (net.core.wmem_max, rmem_max). Default 1 MiB, at least 64 KiB.
 	SocketBuffer int
 	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
 	// opened.
