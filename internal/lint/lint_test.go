@@ -145,6 +145,8 @@ var imports = []row{
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
+	{"internal/archive", "client internal/inside internal/layout internal/patient", "an archive is a client with a " +
+		"folder: it is handed sessions, and told which namespace there is"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
 		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +
