@@ -44,6 +44,8 @@ const (
 
 const magic = "kvb1"
 
+var le = binary.LittleEndian
+
 // The encoder and the decoder are made once for all: each has tables and a window.
 var (
 	encoder = sync.OnceValues(func() (*zstd.Encoder, error) {
@@ -70,11 +72,11 @@ func appendBlock(b, p []byte, records int) ([]byte, error) {
 	}
 	h := b[at:]
 	copy(h, magic)
-	binary.LittleEndian.PutUint32(h[4:], uint32(len(p)))
-	binary.LittleEndian.PutUint32(h[8:], uint32(len(h)-headerSize))
-	binary.LittleEndian.PutUint32(h[12:], uint32(records))
+	le.PutUint32(h[4:], uint32(len(p)))
+	le.PutUint32(h[8:], uint32(len(h)-headerSize))
+	le.PutUint32(h[12:], uint32(records))
 	h[16] = codec
-	binary.LittleEndian.PutUint32(h[17:], blockCRC(h))
+	le.PutUint32(h[17:], blockCRC(h))
 	return b, nil
 }
 
@@ -103,8 +105,8 @@ func (b *block) read(r io.Reader) error {
 	case string(b.raw[:4]) != magic:
 		return fmt.Errorf("no block begins here: %q", b.raw[:4])
 	}
-	uncompressed, compressed := binary.LittleEndian.Uint32(b.raw[4:]), binary.LittleEndian.Uint32(b.raw[8:])
-	records, codec := binary.LittleEndian.Uint32(b.raw[12:]), b.raw[16]
+	uncompressed, compressed := le.Uint32(b.raw[4:]), le.Uint32(b.raw[8:])
+	records, codec := le.Uint32(b.raw[12:]), b.raw[16]
 	switch {
 	case uncompressed == 0 || uncompressed > MaxBlock:
 		return fmt.Errorf("block of %d bytes, want 1..%d", uncompressed, MaxBlock)
@@ -119,7 +121,7 @@ func (b *block) read(r io.Reader) error {
 	if n, err := io.ReadFull(r, b.raw[headerSize:]); err != nil {
 		return fmt.Errorf("a block ends after %d of %d bytes: %w", n, compressed, noEOF(err))
 	}
-	if got, want := blockCRC(b.raw), binary.LittleEndian.Uint32(b.raw[17:]); got != want {
+	if got, want := blockCRC(b.raw), le.Uint32(b.raw[17:]); got != want {
 		return fmt.Errorf("a block has the CRC %08x, and should have %08x", got, want)
 	}
 	b.records = int(records)
@@ -157,8 +159,8 @@ func appendPut(b []byte, r *Record, size, part int) []byte {
 	b = binary.AppendUvarint(b, uint64(len(r.Key)))
 	b = binary.AppendUvarint(b, uint64(size))
 	b = binary.AppendUvarint(b, uint64(part))
-	b = binary.LittleEndian.AppendUint64(b, r.Version)
-	b = binary.LittleEndian.AppendUint64(b, r.Expiry)
+	b = le.AppendUint64(b, r.Version)
+	b = le.AppendUint64(b, r.Expiry)
 	return append(append(b, r.Key...), make([]byte, part)...)
 }
 
@@ -233,7 +235,7 @@ func parseRecord(b []byte, r *Record) (kind byte, n int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	r.Version, r.Expiry = binary.LittleEndian.Uint64(head), binary.LittleEndian.Uint64(head[8:])
+	r.Version, r.Expiry = le.Uint64(head), le.Uint64(head[8:])
 	if r.Key, err = f.bytes(key); err != nil {
 		return 0, 0, err
 	}

@@ -26,9 +26,9 @@ type Manifest struct {
 	// some moment between them.
 	T0 time.Time `json:"t0"`
 	T1 time.Time `json:"t1"`
-	// Maps are the versions of the directory's map at T0 and T1.
-	Maps [2]uint64 `json:"map_versions"`
-	Keys int64     `json:"keys"`
+	// Map is the version of the directory's map at T0.
+	Map  uint64 `json:"map_version"`
+	Keys int64  `json:"keys"`
 	// Bytes are those of keys and values.
 	Bytes int64 `json:"bytes"`
 	// LeftOut is how many keys, or places with keys, could not be read since they are damaged.
@@ -44,7 +44,6 @@ type Namespace struct {
 	Replicas     uint32 `json:"replicas"`
 	LimitBytes   uint64 `json:"limit_bytes"`
 	Shards       int    `json:"shards"`
-	IndexPercent uint32 `json:"index_percent"`
 	MaxValue     uint64 `json:"max_value_bytes"`
 	BytesPerNode uint64 `json:"bytes_per_node"`
 }
