@@ -14,8 +14,8 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// TestPutGiven: a record gets the version that is given if the key had none as late, whether it is there, has expired or
-// is an intent's. Any other is refused with the version that is there.
+// TestPutGiven: a record gets the version that is given if the key had none as late, whether it is there, has expired
+// or is an intent's. Any other is refused with the version that is there.
 func TestPutGiven(t *testing.T) {
 	_, c := open(t, "shm", devstore.Options{}, client.Options{})
 	ctx, tools := t.Context(), inside.Of(c)
@@ -33,7 +33,8 @@ func TestPutGiven(t *testing.T) {
 		c.Do(ctx, ops)
 		if it := ops[0].Item; ops[0].Err != nil || it.Version != version || !bytes.Equal(it.Value, value) ||
 			it.Flags != 7 || it.Type != client.Hash || it.Expires.UnixMilli() != 1<<60 {
-			t.Errorf("%s: %v, version %d, %d bytes, want version %d", key, ops[0].Err, it.Version, len(it.Value), version)
+			t.Errorf("%s: %v, version %d, %d bytes, want version %d", key, ops[0].Err, it.Version, len(it.Value),
+				version)
 		}
 	}
 	now := layout.VersionAt(uint64(time.Now().UnixNano()))

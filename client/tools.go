@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -150,7 +151,7 @@ func (t tools) fillGiven(q *call, g *inside.Given, most uint64) error {
 	case t.c.o.ReadOnly:
 		return errReadOnly
 	case g.Flags&^layout.FlagsOfValue != 0 || len(g.Value) < tail:
-		return fmt.Errorf("%w: flags %#x of a value of %d bytes", ErrInvalid, uint8(g.Flags), len(g.Value))
+		return fmt.Errorf("%w: flags %#x of a value of %s", ErrInvalid, uint8(g.Flags), units.Bytes(len(g.Value)))
 	case g.Version == 0 || g.Version > most:
 		return fmt.Errorf("%w: version %d, want 1..%d: of no later than ten minutes ahead", ErrInvalid, g.Version, most)
 	}

@@ -15,12 +15,12 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-const snapshotHelp = `Keep snapshots of namespaces in a folder, and bring them back. A snapshot has the keys of a namespace
-with value, expiry, type, flags, note and version. Each was as it is there at some moment between
-begin and end of the snapshot, which others may write beside: a transaction may be in it by half.`
+const snapshotHelp = `Keep snapshots of namespaces in a folder, and bring them back. A snapshot has the keys
+of a namespace with value, expiry, type, flags, note and version. Each was as it is there at some moment
+between begin and end of the snapshot. Others may write meanwhile: a transaction may be in it by half.`
 
-const restoreHelp = `Put the records of a snapshot into the namespace that --namespace names, with their versions, so that
-tokens of clients stay valid, and with their expiry; those that have expired are left out. --bytes
+const restoreHelp = `Put the records of a snapshot into the namespace that --namespace names. They keep their
+versions, so that tokens of clients stay valid, and expiry; those that have expired are left out. --bytes
 creates the namespace, with what the snapshot knows of it and the other flags say.
 
 Versions of a key only grow. --if-newer, the default, leaves keys whose version is the record's or a
@@ -122,7 +122,8 @@ func (s *snapshots) createCommand() *cobra.Command {
 			})
 		},
 	})
-	c.Flags().StringVar(&rate, "rate", "", "read at most this much a second, such as 200MiB/s (default: all that goes)")
+	c.Flags().StringVar(&rate, "rate", "",
+		"read at most this much a second, such as 200MiB/s (default: no bound)")
 	return c
 }
 
@@ -144,8 +145,8 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 		bar := s.a.bar("snapshot", "keys", func() int64 { return about(ctx, x) })
 		o.Done = func(keys, _ int) { bar.step(keys) }
 		o.Manifest = archive.Manifest{Cluster: st.GetClusterId(), Map: st.GetMap().GetVersion(),
-			Writer: buildinfo.Line("kvctl", version), Namespace: archive.Namespace{Name: name, Mode: short(ns.GetMode()),
-				Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(), MaxValue: ns.GetMaxValueBytes(),
+			Writer: buildinfo.Line("kvctl", version), Namespace: archive.Namespace{Name: name,
+				Mode: short(ns.GetMode()), Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(), MaxValue: ns.GetMaxValueBytes(),
 				BytesPerNode: ns.GetBytesPerNode()}}
 		for _, some := range shardsOf(st.GetMap(), ns.GetId()) {
 			o.Manifest.Namespace.Shards += len(some)
@@ -195,17 +196,17 @@ func (s *snapshots) listCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return s.printEntries(all, nil)
+				return s.printEntries(all, nil, "")
 			})
 		},
 	})
 }
 
-// printEntries prints snapshots, and those of away as such.
-func (s *snapshots) printEntries(all, away []archive.Entry) error {
+// printEntries prints snapshots, and those of away with what became of them.
+func (s *snapshots) printEntries(all, away []archive.Entry, went string) error {
 	if s.a.json() {
 		if away != nil {
-			return s.a.printJSON(map[string]any{"kept": all, "removed": away})
+			return s.a.printJSON(map[string]any{"kept": all, strings.ReplaceAll(went, " ", "_"): away})
 		}
 		if all == nil {
 			all = []archive.Entry{}
@@ -217,7 +218,7 @@ func (s *snapshots) printEntries(all, away []archive.Entry) error {
 		state := "complete"
 		switch {
 		case i >= len(all):
-			state = "removed"
+			state = went
 		case !e.Complete:
 			state = "unfinished"
 		}
@@ -255,9 +256,9 @@ func (s *snapshots) verifyCommand() *cobra.Command {
 	c := s.fromFlag(&cobra.Command{
 		Use:   "verify NAMESPACE [SNAPSHOT]",
 		Short: "Read all of a snapshot, and compare it with a namespace",
-		Long: "Read all of a snapshot: exit status 5 names the first file that is damaged, and where. With --against\n" +
-			"compare it with a namespace, and exit with status 1 if a key is missing there, is older or has another\n" +
-			"value by the same version. Keys that are newer there, or not in the snapshot, are counted only.",
+		Long: "Read all of a snapshot: with status 5 it names the first file that is damaged, and where. --against\n" +
+			"compares it with a namespace: exit status 1 if a key is missing there, is older or has another value\n" +
+			"by the same version. Keys that are newer there, or not in the snapshot, are counted only.",
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
@@ -350,7 +351,8 @@ func (s *snapshots) restoreCommand() *cobra.Command {
 	f.BoolVar(&o.absent, "if-absent", false, "leave keys that are there")
 	f.BoolVar(&o.overwrite, "overwrite", false, "put all records, by new versions where there are later ones")
 	c.MarkFlagsMutuallyExclusive("if-newer", "if-absent", "overwrite")
-	f.StringVar(&o.bytes, "bytes", "", "create the namespace, with so much memory on each node; 0 for half of what is free")
+	f.StringVar(&o.bytes, "bytes", "", "create the namespace, with this memory on each node; 0 for half of what is "+
+		"free")
 	f.Uint32Var(&o.replicas, "replicas", 0, "with --bytes: copies of every record; 0: as the snapshot's")
 	f.Uint32Var(&o.shards, "shards", 0, "with --bytes: shards to begin with, a power of two; 0: chosen")
 	f.StringVar(&o.progress, "progress", "", "file that tells which segments are done; it goes at the end")
@@ -372,8 +374,8 @@ func (s *snapshots) restore(ctx context.Context, snap *archive.Snapshot, o *rest
 	}
 	return s.session(ctx, s.a.namespace, false, func(x store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		if ns.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE && snap.Namespace.Mode == "store" {
-			return &exitError{exitNo, fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts, so that "+
-				"some of it would be missing; want a namespace of mode store", ns.GetName())}
+			return &exitError{exitNo, fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts; want "+
+				"a namespace of mode store", ns.GetName())}
 		}
 		ro.Target = fmt.Sprintf("%s/%d", st.GetClusterId(), ns.GetId())
 		start := time.Now()
@@ -439,8 +441,8 @@ func (s *snapshots) pruneCommand() *cobra.Command {
 	c := s.fromFlag(&cobra.Command{
 		Use:   "prune NAMESPACE",
 		Short: "Take old snapshots away",
-		Long: "Take away the snapshots of a namespace that no --keep flag keeps, and what interrupted ones have left\n" +
-			"a day ago or earlier. The newest stays in any case. Hours and days are those of UTC.",
+		Long: "Take away the snapshots of a namespace that no --keep flag keeps, and what interrupted ones\n" +
+			"have left a day ago or earlier. The newest stays in any case. Hours and days are those of UTC.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if keep.Last < 0 || keep.Hourly < 0 || keep.Daily < 0 || keep == (archive.Keep{}) {
@@ -452,9 +454,9 @@ func (s *snapshots) pruneCommand() *cobra.Command {
 		},
 	})
 	f := c.Flags()
-	f.IntVar(&keep.Last, "keep-last", 0, "keep so many of the newest")
-	f.IntVar(&keep.Hourly, "keep-hourly", 0, "keep the newest of each of so many hours that have any")
-	f.IntVar(&keep.Daily, "keep-daily", 0, "keep the newest of each of so many days that have any")
+	f.IntVar(&keep.Last, "keep-last", 0, "how many of the newest to keep")
+	f.IntVar(&keep.Hourly, "keep-hourly", 0, "of how many hours that have any to keep the newest")
+	f.IntVar(&keep.Daily, "keep-daily", 0, "of how many days that have any to keep the newest")
 	dryFlag(c, &dry)
 	return c
 }
@@ -465,7 +467,9 @@ func (s *snapshots) prune(ctx context.Context, d archive.Destination, name strin
 		return err
 	}
 	stay, away := keep.Prune(all, s.a.now())
+	went := "removed"
 	if dry {
+		went = "would be removed"
 		s.a.unchanged()
 	} else {
 		for i, e := range away {
@@ -474,7 +478,7 @@ func (s *snapshots) prune(ctx context.Context, d archive.Destination, name strin
 			}
 		}
 	}
-	return s.printEntries(slices.Concat([]archive.Entry{}, stay), slices.Concat([]archive.Entry{}, away))
+	return s.printEntries(slices.Concat([]archive.Entry{}, stay), slices.Concat([]archive.Entry{}, away), went)
 }
 
 func (s *snapshots) copyCommand() *cobra.Command {

@@ -143,7 +143,7 @@ var examples = map[string]string{
 	"snapshot create":       "kvctl snapshot create shop --to file:///var/backups/kvd --rate 200MiB/s",
 	"snapshot list":         "kvctl snapshot list shop --from file:///var/backups/kvd",
 	"snapshot prune":        "kvctl snapshot prune shop --from file:///var/backups/kvd --keep-last 7 --dry-run",
-	"snapshot restore":      "kvctl --namespace shop2 snapshot restore shop --from file:///var/backups/kvd --bytes 1GiB",
+	"snapshot restore":      "kvctl --namespace new snapshot restore shop --from file:///var/backups/kvd --bytes 1GiB",
 	"snapshot show":         "kvctl snapshot show shop --from file:///var/backups/kvd",
 	"snapshot verify":       "kvctl snapshot verify shop --from file:///var/backups/kvd --against shop",
 	"stat":                  "kvctl stat --interval 5s --count 12",

@@ -46,7 +46,8 @@ type CreateOptions struct {
 
 // Create makes a snapshot of the namespace that a session reads, which needs no right to write. Every record in it was
 // its key's state at some moment between T0 and T1. A transaction may be in it by half: it equals as many single reads
-// as there are keys. A key that stood there throughout is in it, perhaps twice if it has moved: the later version counts.
+// as there are keys. A key that stood there throughout is in it, perhaps twice if it has moved: the later version
+// counts.
 //
 // An error with a manifest says what was left out, since it is damaged. Any other leaves no snapshot.
 func Create(ctx context.Context, s Store, d Destination, o CreateOptions) (*Manifest, error) {

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// Keep says which snapshots of a namespace stay: the Last newest, and of each of the last Hourly hours, and Daily days,
-// that have any the newest. Hours and days are of UTC.
+// Keep says which snapshots of a namespace stay: the Last newest, and the newest of each of the last Hourly hours and
+// Daily days that have any. Hours and days are of UTC.
 type Keep struct{ Last, Hourly, Daily int }
 
 // leftoverAge is how old the newest file of a snapshot without a manifest is at least before it is taken away: somebody
 // may be writing it.
 const leftoverAge = 24 * time.Hour
 
-// Prune divides the snapshots of one namespace, newest first as List gives them, into those that stay and those that go.
-// The newest that is complete stays in any case.
+// Prune divides the snapshots of one namespace, newest first as List gives them, into those that stay and those that
+// go. The newest that is complete stays in any case.
 func (k Keep) Prune(all []Entry, now time.Time) (stay, away []Entry) {
 	hours, days, complete := make(map[string]bool), make(map[string]bool), 0
 	for _, e := range all {

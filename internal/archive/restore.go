@@ -317,8 +317,8 @@ func worse(a, b error) error {
 
 func aboutKey(key []byte, err error) error { return fmt.Errorf("key %.64q: %w", key, err) }
 
-// absent are those of records whose keys are not there. Who writes one of them meanwhile does so with a later version,
-// which stays.
+// absent are those of records whose keys are not there. If others write one of them meanwhile, its version is later and
+// it stays.
 func (r *restoration) absent(ctx context.Context, all []Record) ([]Record, error) {
 	ops := make([]client.Op, len(all))
 	for i := range all {

@@ -32,8 +32,8 @@ type session struct {
 // sessions starts a store and opens a session in each of its namespaces: src, of one copy, and dst, of two.
 func sessions(t *testing.T) (src, dst session) {
 	t.Helper()
-	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, Nodes: 2, CapacityBytes: 512 << 20,
-		Namespaces: []devstore.Namespace{
+	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, Nodes: 2,
+		CapacityBytes: 512 << 20, Namespaces: []devstore.Namespace{
 			{Name: "src", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, BytesPerNode: 96 << 20, Replicas: 1},
 			{Name: "dst", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, BytesPerNode: 96 << 20, Replicas: 2}}})
 	if err != nil {
@@ -45,7 +45,8 @@ func sessions(t *testing.T) (src, dst session) {
 		}
 	})
 	open := func(name string) session {
-		c, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: name})
+		c, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Devices: s.Devices(),
+			Namespace: name})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,12 +144,14 @@ func TestRestore(t *testing.T) {
 	want := content(t, src)
 	restore := func(mode Mode, restored, kept, fresh, expired int64) {
 		t.Helper()
-		r, err := Restore(ctx, dst, snap, RestoreOptions{Mode: mode, Now: func() time.Time { return far.Add(-time.Second) }})
+		now := func() time.Time { return far.Add(-time.Second) }
+		r, err := Restore(ctx, dst, snap, RestoreOptions{Mode: mode, Now: now})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if r.Restored != restored || r.Kept != kept || r.Fresh != fresh || r.Expired != expired || r.Records != 605 {
-			t.Errorf("%+v, want %d restored, %d kept, %d of new versions, %d expired", *r, restored, kept, fresh, expired)
+			t.Errorf("%+v, want %d restored, %d kept, %d of new versions, %d expired", *r, restored, kept, fresh,
+				expired)
 		}
 	}
 	restore(IfNewer, 604, 0, 0, 1)
@@ -166,8 +169,8 @@ func TestRestore(t *testing.T) {
 	compare := func(missing, newer, extra int64) {
 		t.Helper()
 		r, err := Compare(ctx, dst, snap, CompareOptions{Extra: true, Now: time.Now})
-		if err != nil || r.Keys != 605 || r.Missing != missing || r.Newer != newer || r.Extra != extra || r.Older != 0 ||
-			r.Different != 0 || r.Same != 605-missing-newer {
+		if err != nil || r.Keys != 605 || r.Missing != missing || r.Newer != newer || r.Extra != extra ||
+			r.Older != 0 || r.Different != 0 || r.Same != 605-missing-newer {
 			t.Errorf("%+v, %v: want %d missing, %d newer, %d extra", *r, err, missing, newer, extra)
 		}
 	}
@@ -213,7 +216,7 @@ func TestRestoreGoesOn(t *testing.T) {
 	}
 	other := o
 	other.Target = "c/2"
-	if _, err := Restore(t.Context(), dst, snap, other); err == nil || !strings.Contains(err.Error(), "another restore") {
+	if _, err := Restore(t.Context(), dst, snap, other); err == nil || !strings.Contains(err.Error(), "another") {
 		t.Errorf("into another namespace: %v", err)
 	}
 	d.files[last] = good
@@ -289,7 +292,8 @@ func TestBesideWriters(t *testing.T) {
 				h, ok := history[string(r.Key)][r.Version]
 				seen[string(r.Key)] = true
 				if !ok || h.begun.After(snap.T1) {
-					t.Errorf("%s, version %d: written %v, and the snapshot ends at %v", r.Key, r.Version, h.begun, snap.T1)
+					t.Errorf("%s, version %d: written %v, and the snapshot ends at %v", r.Key, r.Version, h.begun,
+						snap.T1)
 				}
 				for v, next := range history[string(r.Key)] {
 					if v > r.Version && next.ended.Before(snap.T0) {

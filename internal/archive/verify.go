@@ -59,7 +59,7 @@ type CompareReport struct {
 type CompareOptions struct {
 	// Extra looks for keys that the snapshot does not have, by hashes of 64 bits. That takes eight bytes a key.
 	Extra bool
-	// Found, if not nil, is told of keys that are missing, different, older or extra. One call at a time.
+	// Found, if not nil, is told of keys that are missing, different, older or extra. It is not called concurrently.
 	Found func(what string, key []byte)
 	// Done, if not nil, is told of keys. It may be called concurrently.
 	Done func(keys int)

@@ -64,9 +64,9 @@ type Location struct {
 	Replicas                int
 }
 
-// Given is a record that stood in a store before, such as one of a snapshot. It is put if the key has no record, expired
-// or not, of the same version or a later one: versions of a key only grow. Two records of one key and one version are
-// equal, as long as both come of one namespace.
+// Given is a record that stood in a store before, such as one of a snapshot. It is put if the key has no record of the
+// same version or a later one, be it expired: versions of a key only grow. Two records of one key and one version are
+// equal if both come of one namespace.
 type Given struct {
 	Key   []byte
 	Value []byte             // with the tail that Flags tell of

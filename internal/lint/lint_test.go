@@ -200,9 +200,9 @@ var only = []row{
 		"a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
-	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway internal/janitor internal/loop " +
-		"internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as " +
-		"any user would"},
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway " +
+		"internal/janitor internal/loop internal/loop/looptest internal/memcached",
+		"what can be done through the public API is done through it, as any user would"},
 	{module + "/internal/testutil", "", "it is for tests alone"},
 	{module + "/internal/loopback", "", "it is for tests alone"},
 	{module + "/internal/livepeak", "", "it is for tests alone"},

@@ -1,5 +1,6 @@
-// Package patient reads and writes many keys of a store through package client, and bears with a store that cannot serve
-// it for a while. It is for programs that go through whole namespaces. It leaves to them what they do with the keys.
+// Package patient reads and writes many keys of a store through package client, and bears with a store that cannot
+// serve it for a while. It is for programs that go through whole namespaces. It leaves to them what they do with the
+// keys.
 //
 // Start with [Do], which the others use. [Keys] goes through the keys of a namespace, and [Read] gets what they hold.
 // All may be called concurrently; keys and values belong to the caller.
