@@ -146,8 +146,8 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 		o.Done = func(keys, _ int) { bar.step(keys) }
 		o.Manifest = archive.Manifest{Cluster: st.GetClusterId(), Map: st.GetMap().GetVersion(),
 			Writer: buildinfo.Line("kvctl", version), Namespace: archive.Namespace{Name: name,
-				Mode: short(ns.GetMode()), Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(), MaxValue: ns.GetMaxValueBytes(),
-				BytesPerNode: ns.GetBytesPerNode()}}
+				Mode: short(ns.GetMode()), Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(),
+				MaxValue: ns.GetMaxValueBytes(), BytesPerNode: ns.GetBytesPerNode()}}
 		for _, some := range shardsOf(st.GetMap(), ns.GetId()) {
 			o.Manifest.Namespace.Shards += len(some)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -272,6 +273,9 @@ func (c *creation) streamOnce(ctx context.Context, key []byte) (size int, again 
 			}
 			if len(buf) == 0 {
 				buf, tail = tail, nil
+			}
+			if len(buf) == 0 {
+				return io.ErrUnexpectedEOF
 			}
 			n := copy(part, buf)
 			part, buf = part[n:], buf[n:]

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Keep says which snapshots of a namespace stay: the Last newest, and the newest of each of the last Hourly hours and
-// Daily days that have any. Hours and days are of UTC.
+// Keep says which snapshots of a namespace stay: the Last newest, and the newest of each of some hours and days. Those
+// are the last Hourly and Daily ones that have any, of UTC.
 type Keep struct{ Last, Hourly, Daily int }
 
 // leftoverAge is how old the newest file of a snapshot without a manifest is at least before it is taken away: somebody

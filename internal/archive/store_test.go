@@ -162,6 +162,19 @@ func TestRestore(t *testing.T) {
 	restore(Overwrite, 0, 604, 0, 1)
 	differ(t, want, content(t, dst))
 
+	// An earlier version that is there stays only if no key is to be touched.
+	do(t, dst, client.Op{Kind: client.OpDelete, Key: []byte("key 4")})
+	earlier := []inside.Given{{Key: []byte("key 4"), Value: []byte("earlier"), Version: 1}}
+	if dst.PutGiven(ctx, earlier); earlier[0].Err != nil {
+		t.Fatal(earlier[0].Err)
+	}
+	restore(IfAbsent, 0, 604, 0, 1)
+	if r, err := Compare(ctx, dst, snap, CompareOptions{Now: time.Now}); err != nil || r.Older != 1 {
+		t.Errorf("%+v, %v: want one that is older", *r, err)
+	}
+	restore(IfNewer, 1, 603, 0, 1)
+	differ(t, want, content(t, dst))
+
 	do(t, dst, client.Op{Kind: client.OpPut, Key: []byte("key 1"), Value: []byte("changed")},
 		client.Op{Kind: client.OpPut, Key: []byte("key 2"), Value: []byte("changed")},
 		client.Op{Kind: client.OpDelete, Key: []byte("key 3")},

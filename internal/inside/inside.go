@@ -64,8 +64,8 @@ type Location struct {
 	Replicas                int
 }
 
-// Given is a record that stood in a store before, such as one of a snapshot. It is put if the key has no record of the
-// same version or a later one, be it expired: versions of a key only grow. Two records of one key and one version are
+// Given is a record that stood in a store before, such as one of a snapshot. It is put unless the key has a record of
+// the same version or a later one, be it expired. So versions of a key only grow. Two records of one key and one version are
 // equal if both come of one namespace.
 type Given struct {
 	Key   []byte
