@@ -248,10 +248,10 @@ func (c *Client) fill(q *call, o *Op) error {
 				return err
 			}
 		}
-		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value, c.MaxValueLen()))
+		return cmp.Or(checkCond(o.Cond), checkType(o.Type), checkValue(o.Key, o.Value, c.MaxValueLen()))
 	case OpDelete:
 		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version
-		return checkKey(o.Key)
+		return cmp.Or(checkCond(o.Cond), checkKey(o.Key))
 	case OpUpdate:
 		if o.Update == nil {
 			return fmt.Errorf("%w: Update: nil", ErrInvalid)
@@ -339,6 +339,14 @@ func splitTail(value []byte, f layout.RecordFlags) (v []byte, flags uint32, note
 		flags = binary.LittleEndian.Uint32(tail)
 	}
 	return v, flags, note
+}
+
+// checkCond refuses conditions that are not of the API.
+func checkCond(cond Cond) error {
+	if cond > IfPresent {
+		return fmt.Errorf("%w: Cond: %d, want at most %d", ErrInvalid, cond, IfPresent)
+	}
+	return nil
 }
 
 // checkType refuses types that records cannot hold, or nobody knows.

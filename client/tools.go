@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -111,6 +113,51 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 		}
 	}
 	return out, nil
+}
+
+// mostAhead is how far a given version may be ahead of the clock: others would take a later one for damage.
+const mostAhead = 10 * time.Minute
+
+// PutGiven is of inside.Tools.
+func (t tools) PutGiven(ctx context.Context, records []inside.Given) {
+	most := layout.VersionAt(uint64(time.Now().Add(mostAhead).UnixNano()))
+	for len(records) > 0 {
+		some := records[:min(len(records), batchLimit)]
+		records = records[len(some):]
+		calls := make([]call, len(some)) // they do not move
+		ops, of := make([]*engine.Op, 0, len(some)), make([]int, 0, len(some))
+		for i := range some {
+			if some[i].Err = t.fillGiven(&calls[len(ops)], &some[i], most); some[i].Err == nil {
+				q := &calls[len(ops)]
+				q.Asker, q.item = q, &q.own
+				ops, of = append(ops, &q.Op), append(of, i)
+			}
+		}
+		if len(ops) > 0 {
+			t.c.perform(ctx, ops)
+		}
+		for k, i := range of {
+			if some[i].Err = ops[k].Err; ops[k].Err != nil {
+				some[i].Found = ops[k].Version
+			}
+		}
+	}
+}
+
+// fillGiven makes q the Put of a record whose version is at most most.
+func (t tools) fillGiven(q *call, g *inside.Given, most uint64) error {
+	tail := g.Flags.TailLen()
+	switch {
+	case t.c.o.ReadOnly:
+		return errReadOnly
+	case g.Flags&^layout.FlagsOfValue != 0 || len(g.Value) < tail:
+		return fmt.Errorf("%w: flags %#x of a value of %s", ErrInvalid, uint8(g.Flags), units.Bytes(len(g.Value)))
+	case g.Version == 0 || g.Version > most:
+		return fmt.Errorf("%w: version %d, want 1..%d: of no later than ten minutes ahead", ErrInvalid, g.Version, most)
+	}
+	q.Kind, q.Key, q.Cond, q.IfVersion = index.Put, g.Key, index.IfOlder, g.Version
+	q.Value, q.Flags, q.Expiry = g.Value, g.Flags, g.Expiry
+	return cmp.Or(checkType(Type(g.Flags.TypeOf())), checkValue(g.Key, g.Value[tail:], t.c.MaxValueLen()))
 }
 
 // lastUseTries bounds how often LastUse looks for a key that is being moved.

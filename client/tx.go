@@ -480,6 +480,8 @@ func checkTxn(ops []Op, longest int64) error {
 			return err
 		case o.Kind != OpPut && o.Kind != OpDelete && o.Kind != OpKeep:
 			return fmt.Errorf("%w: Kind: %d, want OpPut, OpDelete or OpKeep", ErrInvalid, o.Kind)
+		case checkCond(o.Cond) != nil:
+			return checkCond(o.Cond)
 		case again(i):
 			return fmt.Errorf("%w: key %q is there twice", ErrInvalid, shortKey(o.Key))
 		}

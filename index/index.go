@@ -176,6 +176,9 @@ const (
 	IfAbsent              // Put, Prepare: only if there is no such key
 	IfVersion             // Put, Delete, Prepare: only if the record's version is Op.IfVersion; Get: only if it is not
 	IfPresent             // Put, Prepare: only if there is such a key
+	// IfOlder, of a Put, gives the record Op.IfVersion as its version. It holds only if the key has no record, expired
+	// or not, whose version is as great: so versions grow all the same.
+	IfOlder
 )
 
 // Answers. Each is decided: ErrUnknown alone leaves open whether the operation

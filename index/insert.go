@@ -267,6 +267,8 @@ func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
 		return o.changeAtA(&r)
 	case o.Cond == IfAbsent && !o.expired:
 		return o.answerAfterSync(ErrExists)
+	case o.outdone(&r):
+		return o.answerAfterSync(ErrConflict)
 	}
 	return o.update()
 }

@@ -426,7 +426,7 @@ func (o *Op) refuted(r *layout.Record) error {
 	switch {
 	case r == nil && o.Kind == Delete, !present && (o.Cond == IfVersion || o.Cond == IfPresent) && o.Kind != Delete:
 		return ErrNotFound
-	case present && o.Cond == IfVersion && r.Version != o.IfVersion:
+	case present && o.Cond == IfVersion && r.Version != o.IfVersion, r != nil && o.outdone(r):
 		return ErrConflict
 	case present && o.Cond == IfAbsent:
 		return ErrExists

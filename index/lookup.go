@@ -258,7 +258,7 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 			return o.finish(ErrExists)
 		case o.Cond == IfVersion && o.expired, o.Cond == IfPresent && o.expired:
 			return o.finish(ErrNotFound)
-		case o.Cond == IfVersion && r.Version != o.IfVersion:
+		case o.Cond == IfVersion && r.Version != o.IfVersion, o.outdone(&r):
 			return o.finish(ErrConflict)
 		}
 		return o.update()

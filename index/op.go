@@ -18,7 +18,7 @@ type Op struct {
 	Value     []byte     // Put; a Modify leaves here what it computed
 	Hash      uint64     // of Key, seeded by the namespace; of a Scan its shard's hash prefix, left-aligned
 	Check     uint64     // more hash bits of Key, for Env.Hint
-	IfVersion uint64     // for Cond IfVersion; a Get with it ends with ErrUnchanged if that is the record's
+	IfVersion uint64     // for Cond IfVersion, IfOlder; a Get with it ends with ErrUnchanged if it is the record's
 	Expiry    uint64     // Put: Unix ms, 0 = none; a Modify leaves here what it computed
 	Modify    ModifyFunc // of a Modify, never nil then
 	Scan      *Page      // request and answer of a Scan

@@ -13,7 +13,9 @@ func (o *Op) prepare(least uint64) Action {
 	if o.prepared && o.version > least {
 		return 0
 	}
-	o.version = o.env.Version(least)
+	if o.version = o.IfVersion; o.Cond != IfOlder || o.version <= least {
+		o.version = o.env.Version(least)
+	}
 	if o.prepared {
 		o.setVersion()
 		o.written = 0
@@ -47,6 +49,9 @@ func (o *Op) prepare(least uint64) Action {
 	o.prepared, o.written = true, 0
 	return 0
 }
+
+// outdone reports whether the key's record r has the version that is to be given, or a later one.
+func (o *Op) outdone(r *layout.Record) bool { return o.Cond == IfOlder && r.Version >= o.IfVersion }
 
 // dropPlace gives back the place of a record that no word ever named.
 func (o *Op) dropPlace() {
@@ -222,6 +227,8 @@ func (o *Op) gotLost() Action {
 		return o.answerAfterSync(ErrConflict)
 	case o.Cond == IfAbsent && !o.expired:
 		return o.answerAfterSync(ErrExists)
+	case o.outdone(&r):
+		return o.answerAfterSync(ErrConflict)
 	}
 	switch o.Kind {
 	case Delete:

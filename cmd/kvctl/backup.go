@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -20,7 +21,7 @@ import (
 
 // eachItem calls fn with every key that o selects and what it holds, until fn returns false or fails. most is how many
 // keys fn takes at most; 0: all. Values are read some at a time, so that long ones do not add up. Corrupt records are
-// left out, as by eachKey.
+// left out, as by patient.Keys.
 func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
 	fn func(key []byte, it client.Item) (bool, error)) error {
 	var batch []client.Op
@@ -29,7 +30,7 @@ func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
 	read := func() (more bool, err error) {
 		ops := batch
 		batch, size, stopped = nil, 0, true
-		if err := fetch(ctx, s, ops); err != nil {
+		if err := patient.Read(ctx, s, ops); err != nil {
 			return false, err
 		}
 		for _, op := range ops {
@@ -49,7 +50,7 @@ func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
 		return true, nil
 	}
 	o.KeysOnly = true
-	err := eachKey(ctx, s, o, func(kv client.KV) (bool, error) {
+	err := patient.Keys(ctx, s, o, func(kv client.KV) (bool, error) {
 		if len(batch) > 0 && size+kv.Len > batchBytes {
 			if more, err := read(); !more || err != nil {
 				return false, err
@@ -65,33 +66,7 @@ func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
 		_, e := read()
 		err = errors.Join(err, e)
 	}
-	return errors.Join(err, leftOut(damaged))
-}
-
-// fetch performs reads, again those that the store could not serve.
-func fetch(ctx context.Context, s store, ops []client.Op) error {
-	left := make([]*client.Op, len(ops))
-	for i := range ops {
-		left[i] = &ops[i]
-	}
-	return persist(ctx, func() error {
-		some := mapTo(left, func(op *client.Op) client.Op { return *op })
-		s.Do(ctx, some)
-		var again []*client.Op
-		var first error
-		for i, op := range some {
-			*left[i] = op
-			if errors.Is(op.Err, client.ErrUnavailable) || errors.Is(op.Err, client.ErrUnknownOutcome) ||
-				op.Err != nil && ctx.Err() != nil {
-				again = append(again, left[i])
-				if first == nil {
-					first = fmt.Errorf("key %.64q: %w", op.Key, op.Err)
-				}
-			}
-		}
-		left = again
-		return first
-	})
+	return errors.Join(err, patient.LeftOut(damaged))
 }
 
 // typeNamed is the type that String gives that name.

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/ycsb"
 )
 
@@ -365,7 +366,7 @@ func (b *bench) loadBlock(ctx context.Context, lo, hi uint64) (put []uint64, uns
 			Value: b.loadedValue(n)})
 	}
 	sent := make(map[uint64]bool) // by an attempt that may have had its effect
-	err = persist(ctx, func() error {
+	err = patient.Do(ctx, func() error {
 		b.s.Do(ctx, ops)
 		var first, foreign error
 		var again []client.Op
@@ -448,7 +449,7 @@ func (b *bench) deleteAll(ctx context.Context) error {
 	}
 	for _, u := range b.unsure {
 		key := b.key(nil, u.n)
-		err := persist(ctx, func() error {
+		err := patient.Do(ctx, func() error {
 			ours, err := b.ours(ctx, key, u.sum)
 			if err != nil || !ours {
 				return err
@@ -464,7 +465,7 @@ func (b *bench) deleteAll(ctx context.Context) error {
 
 // deleteKeys deletes keys of the run, which may be gone.
 func (b *bench) deleteKeys(ctx context.Context, keys [][]byte) error {
-	return persist(ctx, func() error {
+	return patient.Do(ctx, func() error {
 		var first error
 		var again [][]byte
 		for i, r := range b.s.MultiDelete(ctx, keys) {

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 func (a *app) countCommand() *cobra.Command {
@@ -29,7 +30,7 @@ func (a *app) countCommand() *cobra.Command {
 				var n uint64
 				var damaged error
 				if match := matcher(p, pattern); match != nil {
-					damaged = eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: match},
+					damaged = patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: match},
 						func(client.KV) (bool, error) {
 							n++
 							return true, nil
@@ -37,7 +38,7 @@ func (a *app) countCommand() *cobra.Command {
 					if damaged != nil && !errors.Is(damaged, client.ErrCorrupt) {
 						return damaged
 					}
-				} else if err := persist(ctx, func() (err error) {
+				} else if err := patient.Do(ctx, func() (err error) {
 					n, err = s.Count(ctx)
 					return err
 				}); err != nil {

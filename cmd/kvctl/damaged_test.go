@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // damagedStore has memory in the first pages of a scan that cannot be read.
@@ -42,7 +43,7 @@ func (d *damagedStore) Scan(_ context.Context, o client.ScanOptions) iter.Seq2[c
 func TestScanDamaged(t *testing.T) {
 	for _, c := range []struct{ pages, named int }{{0, 0}, {1, 1}, {20, 8}} {
 		var keys []string
-		err := eachKey(t.Context(), &damagedStore{pages: c.pages}, client.ScanOptions{KeysOnly: true},
+		err := patient.Keys(t.Context(), &damagedStore{pages: c.pages}, client.ScanOptions{KeysOnly: true},
 			func(kv client.KV) (bool, error) {
 				keys = append(keys, string(kv.Key))
 				return true, nil

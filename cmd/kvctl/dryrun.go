@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // dryFlag has a command say what it would do, by what it reads before it does it. Between the two others may
@@ -26,7 +27,7 @@ func (a *app) unchanged() { a.say("kvctl %s: dry run, nothing was changed", a.ve
 func (a *app) wouldErase(ctx context.Context, match func([]byte) bool) error {
 	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
 		n := 0
-		err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: match}, func(client.KV) (bool, error) {
+		err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: match}, func(client.KV) (bool, error) {
 			n++
 			return true, nil
 		})

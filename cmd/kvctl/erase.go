@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // eraseKeys is how many keys are deleted in one call.
@@ -88,7 +89,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 	var left []error // keys whose memory is damaged
 	var batch [][]byte
 	flush := func() error {
-		err := persist(ctx, func() error {
+		err := patient.Do(ctx, func() error {
 			var again [][]byte
 			var first error
 			for i, r := range s.MultiDelete(ctx, batch) {
@@ -117,7 +118,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 		looked++
 		return match == nil || match(k)
 	}}
-	err := eachKey(ctx, s, o, func(kv client.KV) (bool, error) {
+	err := patient.Keys(ctx, s, o, func(kv client.KV) (bool, error) {
 		if batch = append(batch, kv.Key); len(batch) == eraseKeys {
 			return true, flush()
 		}
@@ -130,7 +131,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 		err = flush()
 	}
 	bar.end()
-	damaged := leftOut(left)
+	damaged := patient.LeftOut(left)
 	if err != nil {
 		return partly(deleted > 0, errors.Join(err, damaged), "after %d deleted keys", deleted)
 	}

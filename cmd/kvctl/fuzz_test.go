@@ -22,9 +22,10 @@ type pipeStore struct {
 	ops int64
 }
 
-func (p *pipeStore) Stats() client.Stats                    { return client.Stats{} }
-func (p *pipeStore) Locate([]byte) (inside.Location, error) { return inside.Location{}, nil }
-func (p *pipeStore) Close() error                           { return nil }
+func (p *pipeStore) Stats() client.Stats                      { return client.Stats{} }
+func (p *pipeStore) Locate([]byte) (inside.Location, error)   { return inside.Location{}, nil }
+func (p *pipeStore) Close() error                             { return nil }
+func (p *pipeStore) PutGiven(context.Context, []inside.Given) { p.t.Error("a pipe gives no versions") }
 func (p *pipeStore) ReadRaw(context.Context, uint32, int, uint64, int) ([]byte, error) {
 	return nil, client.ErrUnavailable
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -573,7 +574,7 @@ func (a *app) scanCommand() *cobra.Command {
 						return more, nil
 					})
 				} else {
-					err = eachKey(cmd.Context(), s, o, func(kv client.KV) (bool, error) {
+					err = patient.Keys(cmd.Context(), s, o, func(kv client.KV) (bool, error) {
 						ok, more := next()
 						if !ok {
 							return false, nil
@@ -623,53 +624,6 @@ func matcher(prefix []byte, pattern string) func([]byte) bool {
 		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) }
 	}
 	return nil
-}
-
-// eachKey calls fn with every key that o selects, until fn returns false or fails. Corrupt records are left
-// out, and an error at the end tells of them.
-func eachKey(ctx context.Context, s store, o client.ScanOptions, fn func(client.KV) (bool, error)) error {
-	cur := client.Cursor{}
-	o.Cursor, o.Count = &cur, 256
-	var left []error
-	for !cur.Done {
-		var kvs []client.KV
-		// A page that fails is tried again from where the cursor stands.
-		err := persist(ctx, func() error {
-			from := cur
-			for kv, err := range s.Scan(ctx, o) {
-				switch {
-				case errors.Is(err, client.ErrCorrupt) && cur != from:
-					left = append(left, err)
-				case err != nil:
-					return err
-				default:
-					kvs = append(kvs, kv)
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("scan: %w", err)
-		}
-		for _, kv := range kvs {
-			if more, err := fn(kv); !more || err != nil {
-				return errors.Join(err, leftOut(left))
-			}
-		}
-	}
-	return leftOut(left)
-}
-
-// leftOut is the error of a scan that is done but for what these say.
-func leftOut(left []error) error {
-	const most = 8
-	if n := len(left) - most; n > 0 {
-		left = append(left[:most:most], fmt.Errorf("and of %d more places", n))
-	}
-	if len(left) == 0 {
-		return nil
-	}
-	return fmt.Errorf("what is here was left out: %w", errors.Join(left...))
 }
 
 // completeMost bounds what a completion of keys offers.

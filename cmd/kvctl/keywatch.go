@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // maxWatched bounds the keys that watch remembers.
@@ -79,7 +80,7 @@ func (a *app) watchCommand() *cobra.Command {
 func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64, error) {
 	seen := make(map[string]uint64)
 	if o.key != nil {
-		err := persist(ctx, func() error {
+		err := patient.Do(ctx, func() error {
 			it, err := s.Get(ctx, o.key)
 			if errors.Is(err, client.ErrNotFound) {
 				return nil
@@ -91,7 +92,7 @@ func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64
 		})
 		return seen, err
 	}
-	err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")},
+	err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")},
 		func(kv client.KV) (bool, error) {
 			seen[string(kv.Key)] = kv.Version
 			if len(seen) > o.limit {

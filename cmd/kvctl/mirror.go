@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // Bounds of a mirror. Each worker holds what a batch has at both ends: batchBytes, or one value of the largest size.
@@ -280,7 +281,7 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 				return context.Cause(ctx)
 			}
 		}
-		err := eachKey(ctx, of, client.ScanOptions{KeysOnly: true, Match: matcher(m.prefix, "")},
+		err := patient.Keys(ctx, of, client.ScanOptions{KeysOnly: true, Match: matcher(m.prefix, "")},
 			func(kv client.KV) (bool, error) {
 				if len(batch) == mirrorKeys || len(batch) > 0 && size+kv.Len > batchBytes {
 					if err := send(); err != nil {
@@ -378,7 +379,7 @@ func (m *mirroring) settlePairs(ctx context.Context, pairs []*pair) error {
 			return nil
 		}
 		var again []*pair
-		err := persist(ctx, func() error {
+		err := patient.Do(ctx, func() error {
 			var err error
 			pairs, again, err = m.stepPairs(ctx, pairs, again)
 			return err
@@ -533,7 +534,7 @@ func (m *mirroring) deleteRest(ctx context.Context) error {
 			kvs = kvs[len(some):]
 			pairs := mapTo(some, func(kv client.KV) *pair { return &pair{key: kv.Key, version: kv.Version} })
 			left := pairs
-			err := persist(ctx, func() (err error) {
+			err := patient.Do(ctx, func() (err error) {
 				left, err = m.deleteSome(ctx, left)
 				return err
 			})

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -240,7 +241,7 @@ func (l *loader) flush() error {
 	if len(l.ops) == 0 {
 		return nil
 	}
-	err := persist(l.ctx, func() error {
+	err := patient.Do(l.ctx, func() error {
 		l.s.Do(l.ctx, l.ops)
 		var first error
 		n := 0

@@ -35,6 +35,7 @@ type store interface {
 	Stats() client.Stats
 	Locate(key []byte) (inside.Location, error)
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
+	PutGiven(ctx context.Context, records []inside.Given)
 	Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error
 	Close() error
 }

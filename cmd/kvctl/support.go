@@ -64,8 +64,8 @@ func (a *app) supportCommand() *cobra.Command {
 	return c
 }
 
-// archive is a bundle that is being written.
-type archive struct {
+// bundleFile is a bundle that is being written.
+type bundleFile struct {
 	tar     *tar.Writer
 	now     time.Time
 	files   []string
@@ -73,7 +73,7 @@ type archive struct {
 }
 
 // add writes a file; err says why there is none, which is told at the end.
-func (b *archive) add(name string, content []byte, err error) error {
+func (b *bundleFile) add(name string, content []byte, err error) error {
 	if err != nil {
 		b.missing = append(b.missing, fmt.Sprintf("%s: %s", name, oneLine(err.Error())))
 		return nil
@@ -101,7 +101,7 @@ func (a *app) bundle(ctx context.Context, name string, o bundleOptions) error {
 		return err
 	}
 	zip := gzip.NewWriter(f)
-	b := &archive{tar: tar.NewWriter(zip), now: a.now()}
+	b := &bundleFile{tar: tar.NewWriter(zip), now: a.now()}
 	err = a.fillBundle(ctx, b, pages, cfg, o)
 	for _, end := range []func() error{b.tar.Close, zip.Close, f.Sync, f.Close} {
 		if e := end(); err == nil {
@@ -146,7 +146,7 @@ func parsePages(pages []string) ([]*url.URL, error) {
 }
 
 // fillBundle adds everything. Only an error of the bundle's own file ends it early.
-func (a *app) fillBundle(ctx context.Context, b *archive, pages []*url.URL, cfg *tls.Config, o bundleOptions) error {
+func (a *app) fillBundle(ctx context.Context, b *bundleFile, pages []*url.URL, cfg *tls.Config, o bundleOptions) error {
 	about := fmt.Sprintf("%s\n%s %s/%s\n%s\n", buildinfo.Line("kvctl", version), runtime.Version(), runtime.GOOS,
 		runtime.GOARCH, b.now.UTC().Format(time.RFC3339))
 	if err := b.add("kvctl.txt", []byte(about), nil); err != nil {

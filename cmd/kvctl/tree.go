@@ -17,11 +17,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -34,10 +34,6 @@ const (
 	// exportKeys bounds a batch whose values' lengths are not known in advance.
 	exportKeys = 32
 )
-
-// patience is for how long import, export and scan repeat what the store could
-// not serve, before they give up. The repeated operations are idempotent.
-const patience = 30 * time.Second
 
 func (a *app) addTreeCommands(root *cobra.Command) {
 	var prefix string
@@ -188,25 +184,6 @@ func (c *crew) wait() error {
 	return err
 }
 
-// persist repeats fn, which is idempotent, while the store cannot serve it, for
-// as long as patience lasts.
-func persist(ctx context.Context, fn func() error) error {
-	bo := backoff.NewExponentialBackOff()
-	bo.InitialInterval, bo.MaxInterval = 20*time.Millisecond, time.Second
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		err := fn()
-		if err != nil && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrUnknownOutcome) ||
-			ctx.Err() != nil {
-			return struct{}{}, backoff.Permanent(err)
-		}
-		return struct{}{}, err
-	}, backoff.WithBackOff(bo), backoff.WithMaxElapsedTime(patience))
-	if p := (*backoff.PermanentError)(nil); errors.As(err, &p) {
-		return p.Err
-	}
-	return err
-}
-
 func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
 	// WalkDir does not follow a link, not even its root.
 	real, err := filepath.EvalSymlinks(dir)
@@ -347,7 +324,7 @@ func readFile(f io.Reader, p string, size int64) ([]byte, error) {
 
 // putFile puts a file of size bytes, which is read a little at a time.
 func (t *tree) putFile(ctx context.Context, s store, key []byte, f *os.File, size int64) error {
-	err := persist(ctx, func() error {
+	err := patient.Do(ctx, func() error {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
@@ -369,7 +346,7 @@ func tooLong(p string, n int64) error {
 // putAll puts every pair, again those that the store could not serve.
 func (t *tree) putAll(ctx context.Context, s store, pairs []client.KV) error {
 	for len(pairs) > 0 {
-		err := persist(ctx, func() error {
+		err := patient.Do(ctx, func() error {
 			var again []client.KV
 			var first error
 			for i, r := range s.MultiPut(ctx, pairs) {
@@ -422,7 +399,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 			defer close(keys)
 			// A scan may give a key twice whose shard moves meanwhile; its file is written once.
 			seen := make(map[string]struct{})
-			err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")},
+			err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")},
 				func(kv client.KV) (bool, error) {
 					if err := safePath(string(kv.Key[len(prefix):])); err != nil {
 						t.refuse("key %s: %v", a.showKey(kv.Key), err)
@@ -497,7 +474,7 @@ func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders,
 func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys [][]byte) (
 	most int, err error) {
 	for len(keys) > 0 {
-		err := persist(ctx, func() error {
+		err := patient.Do(ctx, func() error {
 			var again [][]byte
 			var first error
 			for i, r := range s.MultiGet(inside.LimitMemory(ctx, longValue), keys) {

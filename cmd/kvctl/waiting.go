@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // pollEvery is how often a command that waits asks the directory.
@@ -26,7 +27,7 @@ type progress struct {
 }
 
 // await asks the directory until step says that it is done or fails. Silence of
-// the directory is borne for as long as patience lasts. stall is how long nothing
+// the directory is borne for as long as patient.Patience lasts. stall is how long nothing
 // may change before it ends with errStalled; 0: for ever.
 func (a *app) await(ctx context.Context, b backend, what string, stall time.Duration,
 	step func(*dirpb.StatusReply) (p progress, done bool, err error)) error {
@@ -42,7 +43,7 @@ func (a *app) await(ctx context.Context, b backend, what string, stall time.Dura
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, dirclient.ErrUnavailable) && time.Since(answered) < patience:
+		case errors.Is(err, dirclient.ErrUnavailable) && time.Since(answered) < patient.Patience:
 		case err != nil:
 			return err
 		case st.GetRaftApplied() < applied: // another directory node, which is behind

@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
@@ -69,7 +70,7 @@ type raw struct {
 func (r raw) Status(ctx context.Context) (*dirpb.StatusReply, error) { return clusterStatus(ctx, r.b) }
 
 func (r raw) Read(ctx context.Context, pg uint32, copy int, off uint64, n int) (b []byte, err error) {
-	err = persist(ctx, func() (err error) {
+	err = patient.Do(ctx, func() (err error) {
 		b, err = r.s.ReadRaw(ctx, pg, copy, off, n)
 		return err
 	})

@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/layout"
 )
 
 // Tools are what the programs of the store use of a Client besides its API. Its methods may be called
@@ -45,6 +46,9 @@ type Tools interface {
 	// ended, so that its verbs have completed or can have no effect any more. over never says so once the session in
 	// force at the call is lost.
 	UnderWay(ctx context.Context) (over func() bool, err error)
+	// PutGiven puts records whose versions are given, and leaves in each what came of it. Each is an operation of its
+	// own.
+	PutGiven(ctx context.Context, records []Given)
 	// Work performs a janitor's operations of one kind, several at a time, and leaves
 	// what they found in each. Errors stand in the order of works.
 	Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error
@@ -58,6 +62,22 @@ type Location struct {
 	AccessBytes             uint64 // IndexBytes, or 0: no access words
 	Hash                    uint64
 	Replicas                int
+}
+
+// Given is a record that stood in a store before, such as one of a snapshot. It is put unless the key has a record of
+// the same version or a later one, be it expired. So versions of a key only grow. Two records of one key and one version are
+// equal if both come of one namespace.
+type Given struct {
+	Key   []byte
+	Value []byte             // with the tail that Flags tell of
+	Flags layout.RecordFlags // of layout.FlagsOfValue
+	// Version is at most ten minutes ahead of the clock; else the record is refused as invalid.
+	Version uint64
+	Expiry  uint64 // Unix ms; 0: never
+
+	// Err is ErrConflict of package client if the key has such a record. Found is its version then, if not 0.
+	Err   error
+	Found uint64
 }
 
 var toolsOf func(c any) (Tools, bool)

@@ -45,7 +45,7 @@ var imports = []row{
 	{"internal/evict/evicttest", "", "what judges a policy knows none"},
 	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout internal/ordered rdma",
 		"a machine that says what a session asks of its directory and of memory nodes, and when"},
-	{"internal/inside", "index index/repair internal/engine internal/units",
+	{"internal/inside", "index index/repair internal/engine internal/layout internal/units",
 		"it names the types of a Client's tools; the Client brings them, so that its public API does not"},
 	{"client", "index index/repair internal/alarm internal/certs internal/dirclient internal/dirpb internal/evict " +
 		"internal/hostid internal/hotkeys internal/identity internal/engine internal/inside internal/layout " +
@@ -145,6 +145,9 @@ var imports = []row{
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
+	{"internal/patient", "client", "it goes through a store as any user of the library could"},
+	{"internal/archive", "client internal/inside internal/layout internal/patient", "an archive is a client with a " +
+		"folder: it is handed sessions, and told which namespace there is"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
 		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +
@@ -197,9 +200,9 @@ var only = []row{
 		"a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
-	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop " +
-		"internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as " +
-		"any user would"},
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway " +
+		"internal/janitor internal/loop internal/loop/looptest internal/memcached",
+		"what can be done through the public API is done through it, as any user would"},
 	{module + "/internal/testutil", "", "it is for tests alone"},
 	{module + "/internal/loopback", "", "it is for tests alone"},
 	{module + "/internal/livepeak", "", "it is for tests alone"},

@@ -1,0 +1,510 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/archive"
+	"github.com/kvd-project/kvd/internal/buildinfo"
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+const snapshotHelp = `Keep snapshots of namespaces in a folder, and bring them back. A snapshot has the keys
+of a namespace with value, expiry, type, flags, note and version. Each was as it is there at some moment
+between begin and end of the snapshot. Others may write meanwhile: a transaction may be in it by half.`
+
+const restoreHelp = `Put the records of a snapshot into the namespace that --namespace names. They keep their
+versions, so that tokens of clients stay valid, and expiry; those that have expired are left out. --bytes
+creates the namespace, with what the snapshot knows of it and the other flags say.
+
+Versions of a key only grow. --if-newer, the default, leaves keys whose version is the record's or a
+later one. --if-absent leaves all that are there. --overwrite puts every record: with a new version
+where the one that is there is later. Keys that the snapshot does not have stay.
+
+With --progress a restore that was interrupted goes on behind the segments that were done; without, it
+can be run again as well. At the end all is read and compared with the snapshot.`
+
+// snapshots is what the commands share.
+type snapshots struct {
+	a        *app
+	from, to string // URLs
+}
+
+func (a *app) snapshotCommand() *cobra.Command {
+	s := &snapshots{a: a}
+	c := &cobra.Command{Use: "snapshot", Short: "Write, check, restore and prune snapshots of namespaces",
+		Long: snapshotHelp, Args: cobra.NoArgs, GroupID: "keys",
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	c.AddCommand(s.createCommand(), s.listCommand(), s.showCommand(), s.verifyCommand(), s.restoreCommand(),
+		s.pruneCommand(), s.copyCommand())
+	return c
+}
+
+func (s *snapshots) fromFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().StringVar(&s.from, "from", "", "where the snapshots are, such as file:///var/backups/kvd")
+	_ = c.MarkFlagRequired("from")
+	return c
+}
+
+func (s *snapshots) toFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().StringVar(&s.to, "to", "", "where the snapshot goes, such as file:///var/backups/kvd")
+	_ = c.MarkFlagRequired("to")
+	return c
+}
+
+// open calls fn with the destination that a URL names.
+func (s *snapshots) open(url string, create bool, fn func(archive.Destination) error) error {
+	d, end, err := archive.OpenDestination(url, create)
+	if err != nil {
+		return err
+	}
+	defer s.a.closed("folder of snapshots", end)
+	return fn(d)
+}
+
+// source calls fn with the snapshot that args name: a namespace, and an id or the newest.
+func (s *snapshots) source(ctx context.Context, args []string, fn func(*archive.Snapshot) error) error {
+	return s.open(s.from, false, func(d archive.Destination) error {
+		snap, err := archive.Open(ctx, d, args[0], slices.Concat(args, []string{""})[1])
+		if err != nil {
+			return err
+		}
+		return fn(snap)
+	})
+}
+
+// session calls fn with a session in a namespace, and what the directory says of that.
+func (s *snapshots) session(ctx context.Context, namespace string, readOnly bool,
+	fn func(store, *dirpb.StatusReply, *dirpb.Namespace) error) error {
+	side := *s.a
+	side.namespace = namespace
+	return side.withBackend(func(b backend) error {
+		st, err := clusterStatus(ctx, b)
+		if err != nil {
+			return err
+		}
+		ns, err := side.ownNamespace(st.GetMap())
+		if err != nil {
+			return err
+		}
+		x, err := b.Open(ctx, sessionOptions{ReadOnly: readOnly})
+		if err != nil {
+			return err
+		}
+		defer s.a.closed("session", x.Close)
+		return fn(x, st, ns)
+	})
+}
+
+func (s *snapshots) createCommand() *cobra.Command {
+	var rate string
+	c := s.toFlag(&cobra.Command{
+		Use:   "create NAMESPACE",
+		Short: "Write a snapshot of a namespace",
+		Long: "Read a namespace and write a snapshot of it to a folder, which is made if it is missing. The right\n" +
+			"to read is enough. It is there once all of it is; an interrupted one is none, and prune takes it away.\n" +
+			"Exit status 5 if damaged records were left out.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o := archive.CreateOptions{Now: s.a.now}
+			var err error
+			if o.Rate, err = parseRate(rate); err != nil {
+				return err
+			}
+			return s.open(s.to, true, func(d archive.Destination) error {
+				return s.create(cmd.Context(), d, args[0], o)
+			})
+		},
+	})
+	c.Flags().StringVar(&rate, "rate", "",
+		"read at most this much a second, such as 200MiB/s (default: no bound)")
+	return c
+}
+
+// parseRate reads bytes a second; 0: no bound.
+func parseRate(text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := parseBytes(strings.TrimSuffix(text, "/s"))
+	if err != nil || n == 0 || n > 1<<50 {
+		return 0, usagef("--rate %q: want such as 200MiB/s", text)
+	}
+	return int64(n), nil
+}
+
+func (s *snapshots) create(ctx context.Context, d archive.Destination, name string, o archive.CreateOptions) error {
+	return s.session(ctx, name, true, func(x store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+		start := time.Now()
+		bar := s.a.bar("snapshot", "keys", func() int64 { return about(ctx, x) })
+		o.Done = func(keys, _ int) { bar.step(keys) }
+		o.Manifest = archive.Manifest{Cluster: st.GetClusterId(), Map: st.GetMap().GetVersion(),
+			Writer: buildinfo.Line("kvctl", version), Namespace: archive.Namespace{Name: name,
+				Mode: short(ns.GetMode()), Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(),
+				MaxValue: ns.GetMaxValueBytes(), BytesPerNode: ns.GetBytesPerNode()}}
+		for _, some := range shardsOf(st.GetMap(), ns.GetId()) {
+			o.Manifest.Namespace.Shards += len(some)
+		}
+		m, err := archive.Create(ctx, x, d, o)
+		bar.end()
+		if m == nil {
+			return err
+		}
+		if e := s.printCreated(m, time.Since(start)); e != nil {
+			return e
+		}
+		if err != nil {
+			return &exitError{exitOther, err}
+		}
+		return nil
+	})
+}
+
+// sizeOf is the bytes of a snapshot's segments.
+func sizeOf(m *archive.Manifest) (n int64) {
+	for _, g := range m.Segments {
+		n += g.Bytes
+	}
+	return n
+}
+
+func (s *snapshots) printCreated(m *archive.Manifest, took time.Duration) error {
+	if s.a.json() {
+		return s.a.printJSON(map[string]any{"namespace": m.Namespace.Name, "id": m.ID, "keys": m.Keys, "bytes": m.Bytes,
+			"written_bytes": sizeOf(m), "segments": len(m.Segments), "left_out": m.LeftOut, "seconds": took.Seconds()})
+	}
+	s.a.printTable(row{"Namespace", "Snapshot", "Keys", "Bytes", "Written", "Left out", "Seconds", "MiB/s"},
+		[]row{{m.Namespace.Name, m.ID, m.Keys, m.Bytes, sizeOf(m), m.LeftOut, fmt.Sprintf("%.3f", took.Seconds()),
+			fmt.Sprintf("%.1f", float64(m.Bytes)/took.Seconds()/(1<<20))}})
+	return nil
+}
+
+func (s *snapshots) listCommand() *cobra.Command {
+	return s.fromFlag(&cobra.Command{
+		Use:   "list [NAMESPACE]",
+		Short: "List snapshots, the newest first",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.open(s.from, false, func(d archive.Destination) error {
+				all, err := archive.List(cmd.Context(), d, strings.Join(args, ""))
+				if err != nil {
+					return err
+				}
+				return s.printEntries(all, nil, "")
+			})
+		},
+	})
+}
+
+// printEntries prints snapshots, and those of away with what became of them.
+func (s *snapshots) printEntries(all, away []archive.Entry, went string) error {
+	if s.a.json() {
+		if away != nil {
+			return s.a.printJSON(map[string]any{"kept": all, strings.ReplaceAll(went, " ", "_"): away})
+		}
+		if all == nil {
+			all = []archive.Entry{}
+		}
+		return s.a.printJSON(all)
+	}
+	var rows []row
+	for i, e := range slices.Concat(all, away) {
+		state := "complete"
+		switch {
+		case i >= len(all):
+			state = went
+		case !e.Complete:
+			state = "unfinished"
+		}
+		rows = append(rows, row{e.Namespace, e.ID, e.Bytes, state})
+	}
+	s.a.printTable(row{"Namespace", "Snapshot", "Bytes", ""}, rows)
+	return nil
+}
+
+func (s *snapshots) showCommand() *cobra.Command {
+	return s.fromFlag(&cobra.Command{
+		Use:   "show NAMESPACE [SNAPSHOT]",
+		Short: "Say what a snapshot, the newest by default, is of",
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
+				m := &snap.Manifest
+				if s.a.json() {
+					return s.a.printJSON(m)
+				}
+				const form = "2006-01-02T15:04:05.000Z"
+				s.a.printTable(row{"", m.Namespace.Name + "/" + m.ID}, []row{
+					{"begun", m.T0.UTC().Format(form)}, {"ended", m.T1.UTC().Format(form)},
+					{"keys", m.Keys}, {"bytes", m.Bytes}, {"written", sizeOf(m)}, {"segments", len(m.Segments)},
+					{"left out", m.LeftOut}, {"cluster", m.Cluster}, {"mode", m.Namespace.Mode},
+					{"replicas", m.Namespace.Replicas}, {"shards", m.Namespace.Shards}, {"writer", m.Writer}})
+				return nil
+			})
+		},
+	})
+}
+
+func (s *snapshots) verifyCommand() *cobra.Command {
+	var against string
+	c := s.fromFlag(&cobra.Command{
+		Use:   "verify NAMESPACE [SNAPSHOT]",
+		Short: "Read all of a snapshot, and compare it with a namespace",
+		Long: "Read all of a snapshot: with status 5 it names the first file that is damaged, and where. --against\n" +
+			"compares it with a namespace: exit status 1 if a key is missing there, is older or has another value\n" +
+			"by the same version. Keys that are newer there, or not in the snapshot, are counted only.",
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
+				if against != "" {
+					return s.session(cmd.Context(), against, true, func(x store, _ *dirpb.StatusReply,
+						_ *dirpb.Namespace) error {
+						return s.compare(cmd.Context(), x, snap)
+					})
+				}
+				bar := s.a.bar("verify", "keys", func() int64 { return snap.Keys })
+				err := archive.Verify(cmd.Context(), snap, bar.step)
+				if bar.end(); err != nil {
+					return err
+				}
+				if s.a.json() {
+					return s.a.printJSON(map[string]any{"namespace": snap.Namespace.Name, "id": snap.ID,
+						"keys": snap.Keys, "segments": len(snap.Segments), "ok": true})
+				}
+				fmt.Fprintf(s.a.stdout, "%s of %s: %d keys in %d segments, all good\n", snap.ID, snap.Namespace.Name,
+					snap.Keys, len(snap.Segments))
+				return nil
+			})
+		},
+	})
+	c.Flags().StringVar(&against, "against", "", "namespace to compare with")
+	return c
+}
+
+// compare compares a snapshot with a namespace for verify.
+func (s *snapshots) compare(ctx context.Context, x store, snap *archive.Snapshot) error {
+	r, err := s.compared(ctx, x, snap, true)
+	if err != nil {
+		return err
+	}
+	if s.a.json() {
+		err = s.a.printJSON(r)
+	} else {
+		s.a.printTable(row{"Keys", "Same", "Newer", "Older", "Missing", "Different", "Expired", "Extra"},
+			[]row{{r.Keys, r.Same, r.Newer, r.Older, r.Missing, r.Different, r.Expired, r.Extra}})
+	}
+	if err == nil && r.Missing+r.Different+r.Older > 0 {
+		return fail(exitNo)
+	}
+	return err
+}
+
+// compared names the first keys that are not as they should be.
+func (s *snapshots) compared(ctx context.Context, x store, snap *archive.Snapshot, extra bool) (*archive.CompareReport,
+	error) {
+	const named = 10
+	told := 0
+	bar := s.a.bar("compare", "keys", func() int64 { return snap.Keys })
+	defer bar.end()
+	return archive.Compare(ctx, x, snap, archive.CompareOptions{Extra: extra, Now: s.a.now, Done: bar.step,
+		Found: func(what string, key []byte) {
+			if told++; told <= named {
+				s.a.say("kvctl snapshot: key %s: %s", s.a.showKey(key), what)
+			}
+		}})
+}
+
+// restoreOptions are the flags of restore.
+type restoreOptions struct {
+	absent, newer, overwrite bool
+	bytes, progress          string
+	replicas, shards         uint32
+}
+
+func (s *snapshots) restoreCommand() *cobra.Command {
+	var o restoreOptions
+	c := changes(s.fromFlag(&cobra.Command{
+		Use:   "restore NAMESPACE [SNAPSHOT]",
+		Short: "Put a snapshot, the newest by default, into a namespace",
+		Long:  restoreHelp,
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("namespace") {
+				return usagef("want --namespace: where the records go, which may be %s itself", visible(args[0]))
+			}
+			if o.bytes == "" && (o.replicas != 0 || o.shards != 0) {
+				return usagef("--replicas and --shards are for a namespace that is made: want --bytes, too")
+			}
+			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
+				return s.restore(cmd.Context(), snap, &o)
+			})
+		},
+	}))
+	f := c.Flags()
+	f.BoolVar(&o.newer, "if-newer", false, "leave keys that are there by the same version or a later one (default)")
+	f.BoolVar(&o.absent, "if-absent", false, "leave keys that are there")
+	f.BoolVar(&o.overwrite, "overwrite", false, "put all records, by new versions where there are later ones")
+	c.MarkFlagsMutuallyExclusive("if-newer", "if-absent", "overwrite")
+	f.StringVar(&o.bytes, "bytes", "", "create the namespace, with this memory on each node; 0 for half of what is "+
+		"free")
+	f.Uint32Var(&o.replicas, "replicas", 0, "with --bytes: copies of every record; 0: as the snapshot's")
+	f.Uint32Var(&o.shards, "shards", 0, "with --bytes: shards to begin with, a power of two; 0: chosen")
+	f.StringVar(&o.progress, "progress", "", "file that tells which segments are done; it goes at the end")
+	return c
+}
+
+func (s *snapshots) restore(ctx context.Context, snap *archive.Snapshot, o *restoreOptions) error {
+	if o.bytes != "" {
+		if err := s.makeNamespace(ctx, snap, o); err != nil {
+			return err
+		}
+	}
+	ro := archive.RestoreOptions{Mode: archive.IfNewer, Progress: o.progress, Now: s.a.now}
+	switch {
+	case o.absent:
+		ro.Mode = archive.IfAbsent
+	case o.overwrite:
+		ro.Mode = archive.Overwrite
+	}
+	return s.session(ctx, s.a.namespace, false, func(x store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+		if ns.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE && snap.Namespace.Mode == "store" {
+			return &exitError{exitNo, fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts; want "+
+				"a namespace of mode store", ns.GetName())}
+		}
+		ro.Target = fmt.Sprintf("%s/%d", st.GetClusterId(), ns.GetId())
+		start := time.Now()
+		bar := s.a.bar("restore", "keys", func() int64 { return snap.Keys })
+		ro.Done = func(keys, _ int) { bar.step(keys) }
+		r, err := archive.Restore(ctx, x, snap, ro)
+		if bar.end(); err != nil {
+			return partly(r.Restored > 0, err, "after %d records were restored; run it again to go on", r.Restored)
+		}
+		c, err := s.compared(ctx, x, snap, false)
+		if err != nil {
+			return partly(true, err, "%d records were restored, and then", r.Restored)
+		}
+		if err := s.printRestored(r, c, time.Since(start)); err != nil {
+			return err
+		}
+		if c.Missing+c.Different > 0 || c.Older > 0 && ro.Mode != archive.IfAbsent {
+			return fail(exitNo)
+		}
+		return nil
+	})
+}
+
+func (s *snapshots) printRestored(r *archive.RestoreReport, c *archive.CompareReport, took time.Duration) error {
+	if s.a.json() {
+		return s.a.printJSON(map[string]any{"restore": r, "verify": c, "seconds": took.Seconds()})
+	}
+	s.a.printTable(row{"Records", "Restored", "New versions", "Kept", "Expired", "Same", "Newer", "Older", "Missing",
+		"Different", "Seconds"},
+		[]row{{r.Records, r.Restored, r.Fresh, r.Kept, r.Expired, c.Same, c.Newer, c.Older, c.Missing, c.Different,
+			fmt.Sprintf("%.3f", took.Seconds())}})
+	return nil
+}
+
+// makeNamespace creates the namespace that a restore goes to.
+func (s *snapshots) makeNamespace(ctx context.Context, snap *archive.Snapshot, o *restoreOptions) error {
+	was := &snap.Namespace
+	req := &dirpb.CreateNamespaceRequest{Name: s.a.namespace, Mode: dirpb.NamespaceMode_NAMESPACE_STORE,
+		Replicas: cmp.Or(o.replicas, was.Replicas), Shards: o.shards, MaxValueBytes: was.MaxValue,
+		LimitBytes: was.LimitBytes}
+	if was.Mode == "cache" {
+		req.Mode = dirpb.NamespaceMode_NAMESPACE_CACHE
+	}
+	var err error
+	if req.BytesPerNode, err = parseBytes(o.bytes); err != nil {
+		return usagef("--bytes: %w", err)
+	}
+	return s.a.withBackend(func(b backend) error {
+		err := b.Directory(ctx, false, func(ctx context.Context, d dirpb.DirectoryClient) error {
+			_, err := d.CreateNamespace(ctx, req)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("create namespace %q: %w", req.Name, err)
+		}
+		return nil
+	})
+}
+
+func (s *snapshots) pruneCommand() *cobra.Command {
+	var keep archive.Keep
+	var dry bool
+	c := s.fromFlag(&cobra.Command{
+		Use:   "prune NAMESPACE",
+		Short: "Take old snapshots away",
+		Long: "Take away the snapshots of a namespace that no --keep flag keeps, and what interrupted ones\n" +
+			"have left a day ago or earlier. The newest stays in any case. Hours and days are those of UTC.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if keep.Last < 0 || keep.Hourly < 0 || keep.Daily < 0 || keep == (archive.Keep{}) {
+				return usagef("want --keep-last, --keep-hourly or --keep-daily, and numbers above 0")
+			}
+			return s.open(s.from, false, func(d archive.Destination) error {
+				return s.prune(cmd.Context(), d, args[0], keep, dry)
+			})
+		},
+	})
+	f := c.Flags()
+	f.IntVar(&keep.Last, "keep-last", 0, "how many of the newest to keep")
+	f.IntVar(&keep.Hourly, "keep-hourly", 0, "of how many hours that have any to keep the newest")
+	f.IntVar(&keep.Daily, "keep-daily", 0, "of how many days that have any to keep the newest")
+	dryFlag(c, &dry)
+	return c
+}
+
+func (s *snapshots) prune(ctx context.Context, d archive.Destination, name string, keep archive.Keep, dry bool) error {
+	all, err := archive.List(ctx, d, name)
+	if err != nil {
+		return err
+	}
+	stay, away := keep.Prune(all, s.a.now())
+	went := "removed"
+	if dry {
+		went = "would be removed"
+		s.a.unchanged()
+	} else {
+		for i, e := range away {
+			if err := archive.Remove(ctx, d, e); err != nil {
+				return partly(i > 0, err, "after %d of %d snapshots were removed", i, len(away))
+			}
+		}
+	}
+	return s.printEntries(slices.Concat([]archive.Entry{}, stay), slices.Concat([]archive.Entry{}, away), went)
+}
+
+func (s *snapshots) copyCommand() *cobra.Command {
+	return s.toFlag(s.fromFlag(&cobra.Command{
+		Use:   "copy NAMESPACE [SNAPSHOT]",
+		Short: "Copy a snapshot, the newest by default, to another folder",
+		Long: "Copy a snapshot to another folder, and look at all of it meanwhile. It is there once all of it is;\n" +
+			"a copy that was interrupted goes on.",
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
+				return s.open(s.to, true, func(to archive.Destination) error {
+					bar := s.a.bar("copy", "B", func() int64 { return sizeOf(&snap.Manifest) })
+					err := archive.Copy(cmd.Context(), snap, to, func(n int64) { bar.step(int(n)) })
+					if bar.end(); err != nil {
+						return err
+					}
+					if s.a.json() {
+						return s.a.printJSON(map[string]any{"namespace": snap.Namespace.Name, "id": snap.ID,
+							"bytes": sizeOf(&snap.Manifest)})
+					}
+					fmt.Fprintf(s.a.stdout, "%s of %s: %s\n", snap.ID, snap.Namespace.Name,
+						bytesText(sizeOf(&snap.Manifest)))
+					return nil
+				})
+			})
+		},
+	}))
+}
