@@ -189,21 +189,6 @@ func appendRepr(b, s []byte) []byte {
 	return append(b, '"')
 }
 
-// shownEntry shows the command whose last entry is given, unless it was refused.
-// A command on several keys is put together from its entries' arguments, which lie side by side in the reader's buffer.
-func (b *batch) shownEntry(last int) {
-	e := &b.entries[last]
-	switch {
-	case e.args == nil || !b.c.shows(e.cmd):
-	case e.unit < 0 || e.cmd.fold == single:
-		b.c.showCommand(e.cmd, e.args, len(e.args), b.c.db)
-	default:
-		n := e.n * len(e.args)
-		args := append([][]byte{[]byte(e.cmd.name)}, b.cur.args[:n]...)
-		b.c.showCommand(e.cmd, args, 1+n, b.c.db)
-	}
-}
-
 // shownLines are the lines of what is staged, as far as it has run. They are kept until it has taken effect, since it
 // may run several times.
 type shownLines struct {

@@ -168,13 +168,6 @@ func (l *slowLog) reset() {
 	l.mu.entries, l.mu.bytes = nil, 0
 }
 
-// noteSlow logs a command of the connection if it took long. EXEC is left out, as in Redis: its commands are there.
-func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
-	if c.g.slow.notes(took) && cmd.name != "exec" {
-		c.logSlow(cmd, args, len(args), took)
-	}
-}
-
 // logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
 // The arguments are copied, cut and without secrets. It is called after the command, by its connection's goroutine or
 // loop.
@@ -197,23 +190,6 @@ func (b *batch) tookFrom(took time.Duration) time.Duration {
 		return time.Since(b.start)
 	}
 	return took
-}
-
-// noteSlow logs the command whose last entry is given.
-// That of a command on several keys has the arguments of one, and the command may have come in several batches.
-func (b *batch) noteSlow(last int, took time.Duration) {
-	took = b.tookFrom(took)
-	e := &b.entries[last]
-	if !b.c.g.slow.notes(took) || e.text != "" {
-		return
-	}
-	if e.unit < 0 || e.cmd.fold == single {
-		b.c.noteSlow(e.cmd, e.args, took)
-		return
-	}
-	n := e.n * len(e.args)
-	args := append([][]byte{[]byte(e.cmd.name)}, b.cur.args[:min(n, maxSlowArgs)]...)
-	b.c.logSlow(e.cmd, args, 1+n, took)
 }
 
 // slowArgs are copies of a command's n arguments as Redis cuts them, without what is secret.

@@ -741,23 +741,18 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		default:
 			q.cmd.conn(c, w, q.args)
 		}
-		took := time.Since(b.start)
-		c.noteAnswer(q.cmd, w, start, w.Errors-errs, took)
-		if r := replies[i]; r.bad == "" {
-			c.noteSlow(q.cmd, q.args, took)
-			late.performed(c, t, q)
+		x := ended{cmd: q.cmd, args: q.args, start: start, errs: errs, took: time.Since(b.start), shown: true,
+			inExec: true}
+		if replies[i].bad != "" {
+			x.args, x.refused = nil, true
 		} else {
-			c.g.m.commands[q.cmd.id].rejected.Add(1)
+			late.performed(c, t, q)
 		}
-		c.told(q.cmd, w, start, w.Errors != errs, took)
-		if c.mute() {
-			w.Truncate(start)
-		} else if w.Len() > sendFrom {
-			if err := c.push(w, 0); err != nil {
-				return err
-			}
+		if err := b.finish(&x); err != nil {
+			return err
 		}
 	}
+	b.countAlike()
 	late.enterKeys(c)
 	return nil
 }
