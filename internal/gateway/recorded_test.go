@@ -193,7 +193,7 @@ func inOneLine(reply string) string {
 	s := strconv.Quote(reply)
 	s = strings.ReplaceAll(s[1:len(s)-1], `\r\n`, "·")
 	if len(s) > most {
-		s = fmt.Sprintf("%s… %d bytes, %08x", s[:most], len(reply), h.Sum32())
+		s = fmt.Sprintf("%s… %d bytes, %08x", strings.ToValidUTF8(s[:most], ""), len(reply), h.Sum32())
 	}
 	return s
 }
