@@ -713,7 +713,7 @@ func (b *batch) reply(e *entry) error {
 		if e.text != "" {
 			w.Error(e.text)
 		} else {
-			e.cmd.conn(b.c, w, e.args)
+			writeRefusal(w, e.cmd.conn(b.c, w, e.args))
 		}
 		return nil
 	}
@@ -757,7 +757,7 @@ func (b *batch) tell(e *entry, u *unit) {
 	switch u.kind {
 	case presence, readValue, read:
 		k.count = 0
-		e.cmd.key(k, e.args, w)
+		writeRefusal(w, e.cmd.key(k, e.args, w))
 		cur.sum += k.count
 		if e.cmd.lookup {
 			b.lookups[bit(k.present)]++

@@ -550,7 +550,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 			return err
 		}
 	default:
-		cmd.conn(c, w, args)
+		writeRefusal(w, cmd.conn(c, w, args))
 	}
 	w.Proto = c.proto
 	b.heed = c.g.heed.Load() // it may have changed that, or taken long

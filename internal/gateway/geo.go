@@ -101,7 +101,7 @@ func parsePosition(args [][]byte) (p geo.Position, bad string) {
 }
 
 // cmdGeoAdd is ZADD with the positions' scores. All positions are read before any is added.
-func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
+func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
 	var a zaddArgs
 	opts := args[2:]
 	for len(opts) > 0 {
@@ -114,58 +114,54 @@ func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
 			a.ch = true
 		default:
 			if len(opts)%3 != 0 || a.nx && a.xx {
-				w.Error(errSyntax)
-				return
+				return refusal(errSyntax)
 			}
 			for i := 0; i < len(opts); i += 3 {
 				p, bad := parsePosition(opts[i:])
 				if bad != "" {
-					w.Error(bad)
-					return
+					return refusal(bad)
 				}
 				a.scores, a.members = append(a.scores, float64(p.Score())), append(a.members, opts[i+2])
 			}
-			zadd(k, args[1], &a, w)
-			return
+			return zadd(k, args[1], &a, w)
 		}
 		opts = opts[1:]
 	}
-	w.Error(errSyntax)
+	return refusal(errSyntax)
 }
 
 // cmdGeoDist is null if one of the members is not there. Positions have the precision of their score, some metre.
-func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) {
+func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
 	unit := 1.0
 	if len(args) == 5 {
 		var bad string
 		if unit, bad = unitOf(args[4]); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 	} else if len(args) > 5 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	a, b := z.Find(args[2]), z.Find(args[3])
 	if a < 0 || b < 0 {
 		w.Null()
-		return
+		return nil
 	}
 	writeDistance(w, geo.Distance(geo.Decode(z.Score(a)), geo.Decode(z.Score(b)))/unit)
+	return nil
 }
 
 // writeDistance writes four digits behind the point, in whichever unit.
 func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat(d, 'f', 4, 64)) }
 
 // cmdGeoHash gives the usual geohash, of latitudes up to 90°, and not the one of the score.
-func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
+func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -175,13 +171,14 @@ func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
 			w.BulkString(geo.Decode(z.Score(at)).Hash())
 		}
 	}
+	return nil
 }
 
 // cmdGeoPos gives the middle of each score's cell, and not the position that was added.
-func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
+func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) error {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -191,6 +188,7 @@ func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
 			writePosition(w, geo.Decode(z.Score(at)))
 		}
 	}
+	return nil
 }
 
 // writePosition writes 17 digits without trailing zeros, as Redis does; in RESP3 they are doubles of that text.
@@ -233,7 +231,7 @@ type geopoint struct {
 // georadius makes a command of a query that knows what kind of command it is.
 // The key's type is looked at before the arguments. Without the key most mistakes in the arguments are still found.
 func georadius(kind geoquery) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		q := kind
 		name := args[1]
 		if q.storeFirst {
@@ -244,12 +242,11 @@ func georadius(kind geoquery) severalFunc {
 		k := t.key(name)
 		z, ok := k.sortedSet(name, w)
 		if !ok {
-			return
+			return nil
 		}
 		// A center that is a member needs the set, which is why the key is read before.
 		if bad := q.parse(args, z, k.present); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		var found []geopoint
 		if k.present {
@@ -257,7 +254,7 @@ func georadius(kind geoquery) severalFunc {
 		}
 		if q.store == nil {
 			q.write(w, found)
-			return
+			return nil
 		}
 		list := make([]collection.ZEntry, len(found))
 		for i, p := range found {
@@ -268,6 +265,7 @@ func georadius(kind geoquery) severalFunc {
 		if t.key(q.store).storeSortedSet(list, w) {
 			w.Int(int64(len(list)))
 		}
+		return nil
 	}
 }
 

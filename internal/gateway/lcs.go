@@ -8,12 +8,11 @@ import (
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the
 // way back through it gives the matches. The table has 4 bytes for each pair of bytes, so it is bounded, and taken from
 // the connection's share, before it is made.
-func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
+func cmdLCS(t *staged, args [][]byte, w *resp.Writer) error {
 	t.load(args[1], args[2])
 	a, b := t.key(args[1]), t.key(args[2])
 	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {
-		w.Error("ERR The specified keys must contain string values")
-		return
+		return refusal("ERR The specified keys must contain string values")
 	}
 	var o lcsOptions
 	for i := 3; i < len(args); i++ {
@@ -27,29 +26,26 @@ func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
 		case fold(args[i], "minmatchlen") && i+1 < len(args):
 			n, ok := resp.ParseInt(args[i+1])
 			if !ok {
-				w.Error(errNotInt)
-				return
+				return refusal(errNotInt)
 			}
 			o.least = max(n, 0)
 			i++
 		default:
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 	}
 	if o.idx && o.length {
-		w.Error("ERR If you want both the length and indexes, please just use IDX.")
-		return
+		return refusal("ERR If you want both the length and indexes, please just use IDX.")
 	}
 	size := 4 * int64(len(a.value)+1) * int64(len(b.value)+1)
 	if size > int64(a.maxValue) {
-		w.Error("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
-		return
+		return refusal("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
 	}
 	if size > oneLimit && !t.take(size) {
-		return
+		return nil
 	}
 	lcs(w, a.value, b.value, o)
+	return nil
 }
 
 // lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.

@@ -30,13 +30,12 @@ type monitors struct {
 // cmdMonitor shows the connection the commands of this gateway's clients from now on.
 // A command that is being performed by another connection at this moment may not be shown: batches look at heed when
 // they begin.
-func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) error {
 	switch {
 	case c.inTx.Load() >= 0:
-		w.Error("ERR MONITOR isn't allowed for DENY BLOCKING client")
-		return
+		return refusal("ERR MONITOR isn't allowed for DENY BLOCKING client")
 	case c.monitors.Load():
-		return // without a reply, as in Redis
+		return nil // without a reply, as in Redis
 	}
 	w.OK()
 	c.out.cork() // the reply comes first
@@ -49,6 +48,7 @@ func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
 	m.conns[c] = struct{}{}
 	c.monitors.Store(true)
 	c.g.heed.Or(heedMonitor)
+	return nil
 }
 
 // stopMonitoring ends that.

@@ -229,18 +229,16 @@ func isSecret(cmd *command, args [][]byte, i int) bool {
 }
 
 // cmdSlowLogGet shows the newest entries, ten of them unless told otherwise.
-func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
+func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) error {
 	n := int64(10)
 	if len(args) > 3 {
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try SLOWLOG HELP.")
-		return
 	}
 	if len(args) == 3 {
 		var ok bool
 		if n, ok = resp.ParseInt(args[2]); !ok || n < -1 {
-			w.Error("ERR count should be greater than or equal to -1")
-			return
+			return refusal("ERR count should be greater than or equal to -1")
 		}
 	}
 	all := c.g.slow.newest(n)
@@ -257,17 +255,20 @@ func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
 		w.BulkString(e.peer)
 		w.BulkString(e.name)
 	}
+	return nil
 }
 
 // cmdSlowLogLen may be below slowlog-max-len even if more commands were slow: maxSlowBytes bounds the entries, too.
-func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) error {
 	n, _ := c.g.slow.size()
 	w.Int(int64(n))
+	return nil
 }
 
-func cmdSlowLogReset(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdSlowLogReset(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.g.slow.reset()
 	w.OK()
+	return nil
 }
 
 // slowLogCommands tell what took long: SLOWLOG which commands, LATENCY how often.
@@ -306,7 +307,7 @@ func slowLogCommands() []*command {
 // cmdLatencyHistogram shows the buckets of the metrics, those that count anything, and leaves out commands that
 // were never called or are none. Failed calls are counted, too. The last bucket is of all that took more than the one
 // before. Buckets are cumulative, as in Redis, whose own are powers of two as well.
-func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
+func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) error {
 	list := commandsByID
 	if len(args) > 2 {
 		list = nil
@@ -347,4 +348,5 @@ func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
 			w.Int(b[1])
 		}
 	}
+	return nil
 }

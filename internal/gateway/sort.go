@@ -80,8 +80,8 @@ func (t *staged) readsEverything(cmd *command, args [][]byte) bool {
 	return r.ReadsAllKeys(&a)
 }
 
-func cmdSort(t *staged, args [][]byte, w *resp.Writer)   { sortKey(t, args, w, false) }
-func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) { sortKey(t, args, w, true) }
+func cmdSort(t *staged, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
+func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
 
 // sortSpans are the key and, with STORE, the one that is written.
 // Keys of patterns are none of these: they are read when they are known.
@@ -120,23 +120,20 @@ type sorted struct {
 }
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
-func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
+func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 	o, bad := parseSort(args, readOnly, func() bool { return t.readsEverything(find(args[0]), args) })
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	k := t.key(args[1])
 	if k.present && k.typ != client.List && k.typ != client.Set && k.typ != client.SortedSet {
-		w.Error(errWrongType)
-		return
+		return refusal(errWrongType)
 	}
 	var elements [][]byte
 	if k.present {
 		var err error
 		if elements, err = elementsOf(k.typ, k.value); err != nil {
-			w.Error(collectionError(k.typ, args[1], err))
-			return
+			return refusal(collectionError(k.typ, args[1], err))
 		}
 	}
 	if o.dontSort && k.typ == client.Set && o.store != nil {
@@ -148,8 +145,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 	}
 	list, bad := t.sortElements(elements, &o)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	var out [][]byte
 	// The keys of GET are read here, one by one, and only for the elements that LIMIT leaves.
@@ -162,11 +158,10 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 		}
 	}
 	if t.failed() {
-		return
+		return nil
 	}
 	if o.store != nil {
-		storeList(t.key(o.store), o.store, out, w)
-		return
+		return storeList(t.key(o.store), o.store, out, w)
 	}
 	w.Array(len(out))
 	for _, e := range out {
@@ -176,6 +171,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 			w.Bulk(e)
 		}
 	}
+	return nil
 }
 
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with

@@ -60,37 +60,34 @@ func (k *key) hasStream(w *resp.Writer) bool {
 
 // cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last
 // id.
-func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseGroup(args, true)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if !a.make && !k.hasStream(w) || !k.is(client.Stream, w) {
-		return
+		return nil
 	}
 	if len(args) > 8 {
-		w.Error(wrongGroupArgs(args))
-		return
+		return refusal(wrongGroupArgs(args))
 	}
 	s, ok := k.editStream(args[2], collection.StreamGroupRoom(args[3], 0), w)
 	if !ok {
-		return
+		return nil
 	}
 	id := s.Last
 	if string(args[4]) != "$" {
 		if id, ok = parseID(args[4]); !ok {
-			w.Error(errStreamID)
-			return
+			return refusal(errStreamID)
 		}
 	}
 	if !s.AddGroup(&collection.StreamGroup{Name: args[3], Last: id, Read: a.read}) {
-		w.Error("BUSYGROUP Consumer Group name already exists")
-		return
+		return refusal("BUSYGROUP Consumer Group name already exists")
 	}
 	if k.setStream(s, true, args[2], w) {
 		w.OK()
 	}
+	return nil
 }
 
 // editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it
@@ -110,19 +107,17 @@ func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.
 }
 
 // cmdXGroupSetID changes nothing of what is pending.
-func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseGroup(args, false)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	if len(args) != 5 && len(args) != 7 {
-		w.Error(wrongGroupArgs(args))
-		return
+		return refusal(wrongGroupArgs(args))
 	}
 	switch string(args[4]) {
 	case "$":
@@ -133,55 +128,57 @@ func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
 		g.Last = collection.MaxStreamID
 	default:
 		if g.Last, ok = parseID(args[4]); !ok {
-			w.Error(errStreamID)
-			return
+			return refusal(errStreamID)
 		}
 	}
 	g.Read = a.read
 	if k.setStream(s, true, args[2], w) {
 		w.OK()
 	}
+	return nil
 }
 
 // cmdXGroupDestroy wakes the group's clients that wait, as every write of a stream does; they are told that it is gone.
-func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.hasStream(w) {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[2], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	// All that was pending goes with the group.
 	was := s.RemoveGroup(args[3])
 	if !was || k.setStream(s, true, args[2], w) {
 		w.Int(bit(was))
 	}
+	return nil
 }
 
 // cmdXGroupCreateConsumer is for tools: a consumer is made when it is first heard of.
-func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) error {
 	s, g, ok := k.editGroup(args, collection.StreamGroupRoom(args[4], 0), w)
 	if !ok {
-		return
+		return nil
 	}
 	// A consumer that is there is not seen by this: its idle time goes on.
 	if _, found := g.Consumer(args[4]); found {
 		w.Int(0)
-		return
+		return nil
 	}
 	g.See(args[4], k.now)
 	if k.setStream(s, true, args[2], w) {
 		w.Int(1)
 	}
+	return nil
 }
 
 // cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that
 // was.
-func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) error {
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	pending := 0
 	i, found := g.Consumer(args[4])
@@ -191,26 +188,27 @@ func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 	if !found || k.setStream(s, true, args[2], w) {
 		w.Int(int64(pending))
 	}
+	return nil
 }
 
 // cmdXAck looks at the ids when it knows that there is a group.
 // It counts those that were pending, and writes only if there are some.
-func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
+func cmdXAck(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Stream, w) {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	g := s.Group(args[2])
 	if g == nil {
 		w.Int(0)
-		return
+		return nil
 	}
 	ids, ok := parseIDs(args[3:], w)
 	if !ok {
-		return
+		return nil
 	}
 	n := int64(0)
 	for _, id := range ids {
@@ -222,6 +220,7 @@ func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 	if n == 0 || k.setStream(s, true, args[1], w) {
 		w.Int(n)
 	}
+	return nil
 }
 
 // pendingArgs are those of XPENDING with a range.
@@ -262,28 +261,28 @@ func parsePending(args [][]byte) (a pendingArgs, bad string) {
 }
 
 // cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
-func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
+func cmdXPending(k *key, args [][]byte, w *resp.Writer) error {
 	var a pendingArgs
 	if len(args) != 3 {
 		var bad string
 		if a, bad = parsePending(args); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 	}
 	s, ok := k.readStream(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	g := s.Group(args[2])
 	switch {
 	case g == nil:
-		w.Error(noKeyOrGroup(args[1], args[2]))
+		return refusal(noKeyOrGroup(args[1], args[2]))
 	case len(args) == 3:
 		writePending(w, g)
 	default:
 		a.write(w, g, k.now)
 	}
+	return nil
 }
 
 // writePending is all that is pending, in numbers.
@@ -460,19 +459,18 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
 // cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names.
 // Of two consumers that claim an entry at a time with a least time of idleness, the second one finds that it is not
 // idle.
-func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
+func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 	c, ok := k.beginClaim(args, len(args), w)
 	if !ok {
-		return
+		return nil
 	}
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XCLAIM", w)
 	if !ok {
-		return
+		return nil
 	}
 	a, bad := parseClaim(args, k.now)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if a.last.Compare(c.g.Last) > 0 {
 		c.g.Last, c.changed = a.last, true
@@ -485,7 +483,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 		i, pending := c.g.Pending.Find(id)
 		e, found, err := c.s.Find(id)
 		if !streamOK(err, args[1], w) {
-			return
+			return nil
 		}
 		var p collection.PendingEntry
 		switch {
@@ -514,6 +512,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 		w.Array(c.n)
 		w.Raw(c.out.Bytes())
 	}
+	return nil
 }
 
 // autoClaimTries is how many pending entries XAUTOCLAIM looks at for each that it may claim.
@@ -521,10 +520,10 @@ const autoClaimTries = 10
 
 // cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end,
 // and with the ids of entries that were deleted meanwhile, which it forgets.
-func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
+func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
 	if !ok {
-		return
+		return nil
 	}
 	from, bad := parseEdge(args[5], false)
 	count, just := int64(100), false
@@ -542,12 +541,11 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 		}
 	}
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	c, ok := k.beginClaim(args, 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	var deleted []collection.StreamID
 	i, _ := c.g.Pending.Find(from)
@@ -557,7 +555,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 		e, found, err := c.s.Find(p.ID)
 		switch {
 		case !streamOK(err, args[1], w):
-			return
+			return nil
 		case !found:
 			c.drop(i)
 			deleted = append(deleted, p.ID)
@@ -576,7 +574,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 		next = c.g.Pending.At(i).ID
 	}
 	if !c.end(k, args[1], w) {
-		return
+		return nil
 	}
 	w.Array(3)
 	writeID(w, next)
@@ -586,4 +584,5 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	for _, id := range deleted {
 		writeID(w, id)
 	}
+	return nil
 }

@@ -29,53 +29,55 @@ func sortedSetCommands() []*command {
 		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
 		keyed("zincrby", 4, 1, update, cmdZIncrBy, "Adds to the score of a member."),
 		keyed("zrem", -3, 1, update, cmdZRem, "Removes members."),
-		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zremRange(k, args, w, byRank)
+		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zremRange(k, args, w, byRank)
 		}, "Removes a range of ranks."),
-		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zremRange(k, args, w, byScore)
+		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zremRange(k, args, w, byScore)
 		}, "Removes a range of scores."),
-		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zremRange(k, args, w, byLex)
+		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zremRange(k, args, w, byLex)
 		}, "Removes a range of members of equal score."),
-		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zpop(k, args, w, false)
+		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zpop(k, args, w, false)
 		}, "Removes the members of lowest score and returns them."),
-		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zpop(k, args, w, true)
+		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zpop(k, args, w, true)
 		}, "Removes the members of highest score and returns them."),
 		keyed("zcard", 2, 1, read, cmdZCard, "Returns the number of members."),
-		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zcount(k, args, w, byScore)
+		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zcount(k, args, w, byScore)
 		}, "Counts a range of scores."),
-		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zcount(k, args, w, byLex)
+		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zcount(k, args, w, byLex)
 		}, "Counts a range of members of equal score."),
 		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
 		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
-		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
 			zrank(k, args, w, false)
+			return nil
 		}, "Returns the rank of a member, from the lowest score on."),
-		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
 			zrank(k, args, w, true)
+			return nil
 		}, "Returns the rank of a member, from the highest score on."),
-		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{auto: true})
+		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{auto: true})
 		}, "Returns a range of ranks, scores or members."),
-		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{rev: true})
+		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{rev: true})
 		}, "Returns a range of ranks, from the highest score on."),
-		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byScore})
+		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byScore})
 		}, "Returns a range of scores."),
-		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byScore, rev: true})
+		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byScore, rev: true})
 		}, "Returns a range of scores, from the highest on."),
-		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byLex})
+		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byLex})
 		}, "Returns a range of members of equal score."),
-		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byLex, rev: true})
+		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byLex, rev: true})
 		}, "Returns a range of members of equal score, from the last on."),
 		keyed("zrandmember", -2, 1, read, cmdZRandMember, "Returns random members."),
 		keyed("zscan", -3, 1, read, cmdZScan, "Iterates over members and scores."),
@@ -156,17 +158,19 @@ func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
 }
 
 // cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.
-func cmdZCard(k *key, args [][]byte, w *resp.Writer) {
+func cmdZCard(k *key, args [][]byte, w *resp.Writer) error {
 	if z, ok := k.sortedSet(args[1], w); ok {
 		w.Int(int64(z.Len()))
 	}
+	return nil
 }
 
 // cmdZScore is null for a member that is not there. Scores are doubles in RESP3, and text in RESP2.
-func cmdZScore(k *key, args [][]byte, w *resp.Writer) {
+func cmdZScore(k *key, args [][]byte, w *resp.Writer) error {
 	if z, ok := k.sortedSet(args[1], w); ok {
 		writeScore(w, z, z.Find(args[2]))
 	}
+	return nil
 }
 
 // writeScore replies with the score of the member at a place, -1 for none.
@@ -179,15 +183,16 @@ func writeScore(w *resp.Writer, z collection.ZSet, at int) {
 }
 
 // cmdZMScore passes over the set once for many members, and searches for a few.
-func cmdZMScore(k *key, args [][]byte, w *resp.Writer) {
+func cmdZMScore(k *key, args [][]byte, w *resp.Writer) error {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
 		writeScore(w, z, at)
 	}
+	return nil
 }
 
 // zrank is ZRANK and ZREVRANK, which count from 0. Members of equal score are in the order of their bytes.
@@ -208,10 +213,10 @@ func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
 }
 
 // cmdZRem counts a member that is named twice once.
-func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
+func cmdZRem(k *key, args [][]byte, w *resp.Writer) error {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	// A place comes as often as its member is named, and must be dropped once.
 	places := z.Places(args[2:])
@@ -224,9 +229,10 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 		}
 	}
 	if len(drop) > 0 && !k.changeSortedSet(z, drop, nil, w) {
-		return
+		return nil
 	}
 	w.Int(int64(len(drop)))
+	return nil
 }
 
 type zaddArgs struct {
@@ -284,23 +290,21 @@ func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
 
 // cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the
 // score, or null if the options forbade it.
-func cmdZAdd(k *key, args [][]byte, w *resp.Writer) {
+func cmdZAdd(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseZAdd(args[2:])
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
-	zadd(k, args[1], &a, w)
+	return zadd(k, args[1], &a, w)
 }
 
 // cmdZIncrBy is ZADD with INCR, and makes a member that is not there.
-func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) {
+func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := scoreOf(args[2])
 	if !ok {
-		w.Error(errNotFloat)
-		return
+		return refusal(errNotFloat)
 	}
-	zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
+	return zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
 }
 
 // zmember is a member that ZADD names: where it stands, and the score that it is to have.
@@ -342,10 +346,10 @@ func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok b
 // zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set
 // of all that has changed. If one of the sums is no number nothing is changed. The cost is that of the whole set, once,
 // however many members there are.
-func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
+func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) error {
 	z, ok := k.sortedSet(name, w)
 	if !ok {
-		return
+		return nil
 	}
 	places := z.Places(a.members)
 	list := make([]zmember, len(a.members))
@@ -371,8 +375,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 		}
 		add, change, none, ok := m.set(a, a.scores[i])
 		if !ok {
-			w.Error("ERR resulting score is not a number (NaN)")
-			return
+			return refusal("ERR resulting score is not a number (NaN)")
 		}
 		added += int(bit(add))
 		updated += int(bit(change))
@@ -394,7 +397,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 		ordered.Sort(drop, func(x, y collection.Span) int { return x.Lo - y.Lo })
 		slices.SortFunc(add, collection.CompareZ)
 		if !k.changeSortedSet(z, drop, add, w) {
-			return
+			return nil
 		}
 	}
 	switch {
@@ -407,6 +410,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	default:
 		w.Int(int64(added))
 	}
+	return nil
 }
 
 // maxRandomBytes bounds the reply for members that may come again and again, since their number is the client's.
@@ -414,7 +418,7 @@ const maxRandomBytes = collection.MaxLen
 
 // cmdZRandMember with a positive count gives different members, and with a negative one so many, some of them perhaps
 // again.
-func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
+func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	if len(args) == 2 {
 		z, ok := k.sortedSet(args[1], w)
 		switch {
@@ -424,23 +428,19 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 		default:
 			w.Bulk(z.Member(rand.IntN(z.Len())))
 		}
-		return
+		return nil
 	}
 	n, ok := resp.ParseInt(args[2])
 	withScores := len(args) == 4
 	switch {
 	case !ok:
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	case n == math.MinInt64:
-		w.Error("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
-		return
+		return refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
 	case len(args) > 4 || withScores && !fold(args[3], "withscores"):
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
-		w.Error("ERR value is out of range")
-		return
+		return refusal("ERR value is out of range")
 	}
 	z, ok := k.sortedSet(args[1], w)
 	switch {
@@ -448,7 +448,7 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 	case z.Len() == 0 || n == 0:
 		w.Array(0)
 	case n < 0:
-		writeRandom(w, z, -n, withScores)
+		return writeRandom(w, z, -n, withScores)
 	case n >= int64(z.Len()):
 		writeMembers(w, z, collection.Span{Hi: z.Len()}, false, withScores)
 	default:
@@ -457,11 +457,12 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 			writeMember(w, z.Entry(at), withScores)
 		}
 	}
+	return nil
 }
 
 // writeRandom replies with n members, some of them several times.
 // A reply that becomes too long is taken back, and an error takes its place.
-func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
+func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) error {
 	start := w.Len()
 	if n <= maxRandomBytes {
 		beginMembers(w, int(n), withScores)
@@ -471,20 +472,21 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 	}
 	if n > 0 {
 		w.Truncate(start)
-		w.Error("ERR kvd: random members of more than " + units.Bytes(maxRandomBytes))
+		return refusal("ERR kvd: random members of more than " + units.Bytes(maxRandomBytes))
 	}
+	return nil
 }
 
 // cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT
 // choose.
-func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
+func cmdZScan(k *key, args [][]byte, w *resp.Writer) error {
 	a, ok := k.scanOf(client.SortedSet, args, w)
 	if !ok {
-		return
+		return nil
 	}
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	found, next := z.Scan(a.cursor, a.count)
 	if a.pattern != nil {
@@ -497,6 +499,7 @@ func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
 		w.Bulk(z.Member(i))
 		w.BulkString(scoreText(z.Score(i), z.Small()))
 	}
+	return nil
 }
 
 // scoreText is a score where Redis sends no double. In a listpack it has integers as such.

@@ -41,16 +41,15 @@ func combiningCommands() []*command {
 
 // cmdZRangeStore stores what ZRANGE returns.
 // Source and destination may be the same key.
-func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
+func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
 	q := zquery{auto: true, store: true}
 	if bad := q.parse(args[3:]); bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	t.load(args[1], args[2])
 	z, ok := t.key(args[2]).sortedSet(args[2], w)
 	if !ok {
-		return
+		return nil
 	}
 	var list []collection.ZEntry
 	for p := q.places(z); p.Lo < p.Hi; p.Lo++ {
@@ -59,6 +58,7 @@ func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
 	if t.key(args[1]).storeSortedSet(list, w) {
 		w.Int(int64(len(list)))
 	}
+	return nil
 }
 
 // zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
@@ -119,14 +119,15 @@ func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Write
 	}, true)
 }
 
-func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) {
+func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
 	a, bad := parseZMPop(args[1:])
 	switch {
 	case bad != "":
-		w.Error(bad)
+		return refusal(bad)
 	case !a.tryNested(t, a.names, false, w):
 		w.NullArray()
 	}
+	return nil
 }
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
@@ -184,17 +185,17 @@ type combiner func(x *combination) []collection.ZEntry
 // the result goes. Sets of a few members are combined without asking for memory, and others after it was taken, by how
 // many members they have together.
 func zcombine(name string, combine combiner, at int) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		x, ok := t.readCombination(name, args[at:], w)
 		if !ok {
-			return
+			return nil
 		}
 		members := 0
 		for _, s := range x.sources {
 			members += s.z.Len()
 		}
 		if members > freeMembers && !t.take(int64(members)*memberCost) {
-			return
+			return nil
 		}
 		list := combine(x)
 		switch {
@@ -215,6 +216,7 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 				writeMember(w, e, x.withScores)
 			}
 		}
+		return nil
 	}
 }
 

@@ -228,14 +228,14 @@ func (q *zquery) places(z collection.ZSet) collection.Span {
 }
 
 // zrange is ZRANGE and its relatives.
-func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) {
+func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) error {
 	if bad := q.parse(args[2:]); bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if z, ok := k.sortedSet(args[1], w); ok {
 		writeMembers(w, z, q.places(z), q.rev, q.withScores)
 	}
+	return nil
 }
 
 func writeMembers(w *resp.Writer, z collection.ZSet, p collection.Span, rev, withScores bool) {
@@ -271,56 +271,54 @@ func writeMember(w *resp.Writer, e collection.ZEntry, withScores bool) {
 
 // zremRange removes a range.
 // It replies with how many members went, and deletes the key with its last one.
-func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) {
+func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 	s, bad := parseSpan(by, args[2], args[3])
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	p := s.at(z, false)
 	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
-		return
+		return nil
 	}
 	w.Int(int64(p.Hi - p.Lo))
+	return nil
 }
 
 // zcount counts a range.
 // It searches both ends, and looks at no member between them.
-func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) {
+func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 	s, bad := parseSpan(by, args[2], args[3])
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if z, ok := k.sortedSet(args[1], w); ok {
 		p := s.at(z, false)
 		w.Int(int64(p.Hi - p.Lo))
 	}
+	return nil
 }
 
 // zpop is ZPOPMIN and ZPOPMAX.
 // Without a count it replies flat in RESP3, too, as Redis does.
-func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
+func zpop(k *key, args [][]byte, w *resp.Writer, top bool) error {
 	n, nested := int64(1), false
 	if len(args) > 3 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	if len(args) == 3 {
 		var ok bool
 		if n, ok = resp.ParseInt(args[2]); !ok || n < 0 {
-			w.Error(errPositive)
-			return
+			return refusal(errPositive)
 		}
 		nested = w.Proto == 3
 	}
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	popMembers(k, z, n, top, w, func(n int) {
 		if nested {
@@ -329,6 +327,7 @@ func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
 			w.Array(2 * n)
 		}
 	}, nested)
+	return nil
 }
 
 // popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their
