@@ -296,7 +296,8 @@ func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) error {
 	}
 	if err := c.g.saveUsers(); err != nil {
 		c.g.o.Logger.Error("users not saved", "err", err)
-		return refusal("ERR There was an error trying to save the ACLs. Please check the server logs for more information")
+		return refusal("ERR There was an error trying to save the ACLs. Please check the server logs for more " +
+			"information")
 	}
 	w.OK()
 	return nil
@@ -355,7 +356,8 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 			return refusal(errNotInt)
 		}
 		if bits <= 0 || bits > 4096 {
-			return refusal("ERR ACL GENPASS argument must be the number of bits for the output password, a positive number " +
+			return refusal("ERR ACL GENPASS argument must be the number of bits for the output password, a " +
+				"positive number " +
 				"up to 4096")
 		}
 	}

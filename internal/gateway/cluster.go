@@ -29,7 +29,7 @@ func (g *Gateway) mode() string {
 
 // inCluster refuses a command without Options.Cluster.
 // The option does not change while the gateway runs.
-func inCluster(f func(*conn, *resp.Writer, [][]byte) error) func(*conn, *resp.Writer, [][]byte) error {
+func inCluster(f connFunc) connFunc {
 	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		if !c.g.o.Cluster {
 			return refusal(errNoCluster)
@@ -40,7 +40,7 @@ func inCluster(f func(*conn, *resp.Writer, [][]byte) error) func(*conn, *resp.Wr
 
 // clusterCommands are those that clients use to find their way. Those that change a cluster are not served.
 func clusterCommands() []*command {
-	sub := func(name string, arity int, f func(*conn, *resp.Writer, [][]byte) error, summary string) *command {
+	sub := func(name string, arity int, f connFunc, summary string) *command {
 		return onConn("cluster|"+name, arity, "", inCluster(f), summary)
 	}
 	return []*command{

@@ -49,7 +49,8 @@ func cmdAuth(c *conn, w *resp.Writer, args [][]byte) error {
 	case len(args) == 3:
 		user, password = args[1], args[2]
 	case c.g.users.Default().Rights().Open():
-		return refusal("ERR AUTH <password> called without any password configured for the default user. Are you sure your " +
+		return refusal("ERR AUTH <password> called without any password configured for the default user. Are you " +
+			"sure your " +
 			"configuration is correct?")
 	}
 	if bad := c.auth(args[0], user, password); bad != "" {
@@ -95,7 +96,8 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) error {
 		}
 	}
 	if !c.authed && !c.admitted() {
-		return refusal("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH " +
+		return refusal("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO " +
+			"<proto> AUTH " +
 			"<user> <pass> option can be used to authenticate the client and select the RESP protocol version at the " +
 			"same time")
 	}

@@ -135,7 +135,9 @@ func functionCommands() []*command {
 			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
 			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts "+
 				"libraries and functions."),
-			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) error { return c.killScript(w, args, true) },
+			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) error {
+				return c.killScript(w, args, true)
+			},
 				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
 			helpOf("function", functionHelp...)),
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/geo"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -245,8 +246,8 @@ func georadius(kind geoquery) severalFunc {
 			return nil
 		}
 		// A center that is a member needs the set, which is why the key is read before.
-		if bad := q.parse(args, z, k.present); bad != "" {
-			return refusal(bad)
+		if err := q.parse(args, z, k.present); err != nil {
+			return err
 		}
 		var found []geopoint
 		if k.present {
@@ -269,8 +270,9 @@ func georadius(kind geoquery) severalFunc {
 	}
 }
 
-// parse reads all arguments, and returns the error reply otherwise.
-func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad string) {
+// parse reads all arguments.
+func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) error {
+	var bad string
 	switch {
 	case q.search:
 	// Without the key there is no member to begin with, and nothing to be found, so Redis does not look at the radius.
@@ -283,14 +285,15 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad st
 			bad = q.parseRadius(args[4:])
 		}
 	}
-	for opts := args[q.at:]; len(opts) > 0 && bad == ""; {
-		var n int
-		if n, bad = q.parseOption(opts, z, present); bad == "" {
-			opts = opts[n:]
-		}
-	}
 	if bad != "" {
-		return bad
+		return refusal(bad)
+	}
+	p := optionsOf(args[q.at:])
+	for p.More() {
+		q.parseOption(&p, z, present)
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	// Errors repeat the command's name as the client wrote it.
 	name := string(args[0])
@@ -300,88 +303,91 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad st
 		if q.storeFirst {
 			what = "GEOSEARCHSTORE"
 		}
-		return "ERR " + what + " is not compatible with WITHDIST, WITHHASH and WITHCOORD options"
+		return refusal("ERR " + what + " is not compatible with WITHDIST, WITHHASH and WITHCOORD options")
 	case q.search && !q.fromMember && !q.fromPosition:
-		return "ERR exactly one of FROMMEMBER or FROMLONLAT can be specified for " + name
+		return refusal("ERR exactly one of FROMMEMBER or FROMLONLAT can be specified for " + name)
 	case q.search && !q.byRadius && !q.byBox:
-		return "ERR exactly one of BYRADIUS and BYBOX can be specified for " + name
+		return refusal("ERR exactly one of BYRADIUS and BYBOX can be specified for " + name)
 	case q.any && q.count == 0:
-		return "ERR the ANY argument requires COUNT argument"
+		return refusal("ERR the ANY argument requires COUNT argument")
 	}
-	return ""
+	return nil
 }
 
-// parseOption reads one option and what belongs to it: n arguments.
-func (q *geoquery) parseOption(opts [][]byte, z collection.ZSet, present bool) (n int, bad string) {
-	o, more := opts[0], len(opts)-1
+// parseOption reads one option and what belongs to it.
+func (q *geoquery) parseOption(p *args.Parser, z collection.ZSet, present bool) {
+	stores := !q.readOnly && !q.search
 	switch {
-	case fold(o, "withdist"):
+	case p.Flag("withdist"):
 		q.withDist = true
-	case fold(o, "withhash"):
+	case p.Flag("withhash"):
 		q.withHash = true
-	case fold(o, "withcoord"):
+	case p.Flag("withcoord"):
 		q.withCoord = true
-	case fold(o, "any"):
+	case p.Flag("any"):
 		q.any = true
-	case fold(o, "asc"):
+	case p.Flag("asc"):
 		q.asc, q.desc = true, false
-	case fold(o, "desc"):
+	case p.Flag("desc"):
 		q.asc, q.desc = false, true
-	case fold(o, "count") && more > 0:
-		var ok bool
-		if q.count, ok = resp.ParseInt(opts[1]); !ok {
-			return 0, errNotInt
+	case p.Option("count", 1):
+		if q.count = p.Int(); q.count <= 0 {
+			p.Refuse("ERR COUNT must be > 0")
 		}
-		if q.count <= 0 {
-			return 0, "ERR COUNT must be > 0"
-		}
-		return 2, ""
 	// The result goes to the key of the last such option.
-	case !q.readOnly && !q.search && (fold(o, "store") || fold(o, "storedist")) && more > 0:
-		q.store, q.storeDist = opts[1], len(o) > len("store")
-		return 2, ""
-	case q.storeFirst && fold(o, "storedist"):
+	case stores && p.Option("store", 1):
+		q.store, q.storeDist = p.Str(), false
+	case stores && p.Option("storedist", 1):
+		q.store, q.storeDist = p.Str(), true
+	case q.storeFirst && p.Flag("storedist"):
 		q.storeDist = true
 	case q.search:
-		return q.parseShape(opts, z, present)
+		q.parseShape(p, z, present)
 	default:
-		return 0, errSyntax
+		p.Wrong()
 	}
-	return 1, ""
 }
 
 // parseShape reads the options that GEOSEARCH has for center and shape.
-func (q *geoquery) parseShape(opts [][]byte, z collection.ZSet, present bool) (n int, bad string) {
-	o, more := opts[0], len(opts)-1
+func (q *geoquery) parseShape(p *args.Parser, z collection.ZSet, present bool) {
+	var bad string
 	switch {
-	case fold(o, "frommember") && more > 0 && !q.fromPosition:
+	case !q.fromPosition && p.Option("frommember", 1):
+		member := p.Str()
 		if q.fromMember = true; present {
-			bad = q.fromMemberOf(z, opts[1])
+			bad = q.fromMemberOf(z, member)
 		}
-		return 2, bad
-	case fold(o, "fromlonlat") && more > 1 && !q.fromMember:
+	case !q.fromMember && p.Option("fromlonlat", 2):
 		q.fromPosition = true
-		q.shape.Center, bad = parsePosition(opts[1:])
-		return 3, bad
-	case fold(o, "byradius") && more > 1 && !q.byBox:
+		q.shape.Center, bad = parsePosition([][]byte{p.Str(), p.Str()})
+	case !q.byBox && p.Option("byradius", 2):
 		q.byRadius = true
-		return 3, q.parseRadius(opts[1:])
-	case fold(o, "bybox") && more > 2 && !q.byRadius:
+		bad = q.parseRadius([][]byte{p.Str(), p.Str()})
+	case !q.byRadius && p.Option("bybox", 3):
 		q.byBox, q.shape.Box = true, true
-		var ok bool
-		if q.shape.Width, ok = scoreOf(opts[1]); !ok {
-			return 0, "ERR need numeric width"
-		}
-		if q.shape.Height, ok = scoreOf(opts[2]); !ok {
-			return 0, "ERR need numeric height"
-		}
-		if q.shape.Height < 0 || q.shape.Width < 0 {
-			return 0, "ERR height or width cannot be negative"
-		}
-		q.shape.Unit, bad = unitOf(opts[3])
-		return 4, bad
+		width, height, unit := p.Str(), p.Str(), p.Str()
+		bad = q.parseBox(width, height, unit)
+	default:
+		bad = errSyntax
 	}
-	return 0, errSyntax
+	if bad != "" {
+		p.Refuse(refusal(bad))
+	}
+}
+
+func (q *geoquery) parseBox(width, height, unit []byte) (bad string) {
+	var ok bool
+	if q.shape.Width, ok = scoreOf(width); !ok {
+		return "ERR need numeric width"
+	}
+	if q.shape.Height, ok = scoreOf(height); !ok {
+		return "ERR need numeric height"
+	}
+	if q.shape.Height < 0 || q.shape.Width < 0 {
+		return "ERR height or width cannot be negative"
+	}
+	q.shape.Unit, bad = unitOf(unit)
+	return bad
 }
 
 // fromMemberOf makes a member the center.

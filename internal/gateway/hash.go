@@ -476,29 +476,24 @@ type scanArgs struct {
 	pattern []byte // nil: all
 }
 
-// parseScan reads the options behind a cursor; bad is the reply to a wrong one. Redis looks at them when it knows that
-// there is a collection of the type.
-func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
+// parseScan reads the options behind a cursor. Redis looks at them when it knows that there is a collection of the
+// type.
+func parseScan(cursor uint64, opts [][]byte) (a scanArgs, err error) {
 	a = scanArgs{cursor: cursor, count: 10}
-	for i := 0; i < len(opts); i += 2 {
+	p := optionsOf(opts)
+	for p.More() {
 		switch {
-		case i+1 == len(opts):
-			return a, errSyntax
-		case fold(opts[i], "count"):
-			var ok bool
-			if a.count, ok = resp.ParseInt(opts[i+1]); !ok {
-				return a, errNotInt
+		case p.Option("count", 1):
+			if a.count = p.Int(); a.count < 1 {
+				p.Wrong()
 			}
-			if a.count < 1 {
-				return a, errSyntax
-			}
-		case fold(opts[i], "match"):
-			a.pattern = opts[i+1]
+		case p.Option("match", 1):
+			a.pattern = p.Str()
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
 // scanOf is the part of HSCAN, SSCAN and ZSCAN before the scan; ok is false behind a reply.
@@ -515,11 +510,9 @@ func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, 
 		replyScan(0, nil, w)
 		return a, false
 	}
-	a, bad := parseScan(cursor, args[3:])
-	if bad != "" {
-		w.Error(bad)
-	}
-	return a, bad == ""
+	a, err := parseScan(cursor, args[3:])
+	writeRefusal(w, err)
+	return a, err == nil
 }
 
 // replyScan is the reply of a scan, with the strings that it found.

@@ -125,25 +125,23 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) error {
 		return refusal("ERR invalid cursor")
 	}
 	count, pattern, ofType := int64(10), []byte(nil), []byte(nil)
-	for i := 2; i < len(args); i += 2 {
+	p := optionsOf(args[2:])
+	for p.More() {
 		switch {
-		case i+1 == len(args):
-			return refusal(errSyntax)
-		case fold(args[i], "count"):
-			var ok bool
-			if count, ok = resp.ParseInt(args[i+1]); !ok {
-				return refusal(errNotInt)
+		case p.Option("count", 1):
+			if count = p.Int(); count < 1 {
+				p.Wrong()
 			}
-			if count < 1 {
-				return refusal(errSyntax)
-			}
-		case fold(args[i], "match"):
-			pattern = args[i+1]
-		case fold(args[i], "type"):
-			ofType = args[i+1]
+		case p.Option("match", 1):
+			pattern = p.Str()
+		case p.Option("type", 1):
+			ofType = p.Str()
 		default:
-			return refusal(errSyntax)
+			p.Wrong()
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	var found [][]byte
 	var next uint64

@@ -15,24 +15,23 @@ func cmdLCS(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR The specified keys must contain string values")
 	}
 	var o lcsOptions
-	for i := 3; i < len(args); i++ {
+	p := optionsOf(args[3:])
+	for p.More() {
 		switch {
-		case fold(args[i], "idx"):
+		case p.Flag("idx"):
 			o.idx = true
-		case fold(args[i], "len"):
+		case p.Flag("len"):
 			o.length = true
-		case fold(args[i], "withmatchlen"):
+		case p.Flag("withmatchlen"):
 			o.withLen = true
-		case fold(args[i], "minmatchlen") && i+1 < len(args):
-			n, ok := resp.ParseInt(args[i+1])
-			if !ok {
-				return refusal(errNotInt)
-			}
-			o.least = max(n, 0)
-			i++
+		case p.Option("minmatchlen", 1):
+			o.least = max(p.Int(), 0)
 		default:
-			return refusal(errSyntax)
+			p.Wrong()
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	if o.idx && o.length {
 		return refusal("ERR If you want both the length and indexes, please just use IDX.")

@@ -505,45 +505,40 @@ func cmdLRem(k *key, args [][]byte, w *resp.Writer) error {
 // rank counts matches from 1, from the tail if it is negative; most is how many elements are compared, 0 for all.
 type posArgs struct{ rank, count, most int64 }
 
-// parsePos reads them; bad is the reply to a wrong one.
-func parsePos(opts [][]byte) (a posArgs, bad string) {
+// parsePos reads them.
+func parsePos(opts [][]byte) (a posArgs, err error) {
 	a = posArgs{rank: 1, count: -1}
-	positive := func(b []byte, name string) (int64, string) {
-		if n, ok := resp.ParseInt(b); ok && n >= 0 {
-			return n, ""
+	p := optionsOf(opts)
+	positive := func(name string) int64 {
+		n, ok := resp.ParseInt(p.Str())
+		if !ok || n < 0 {
+			p.Refuse(refusal("ERR " + name + " can't be negative"))
 		}
-		return 0, "ERR " + name + " can't be negative"
+		return n
 	}
-	for i := 0; i < len(opts) && bad == ""; i += 2 {
-		if i+1 == len(opts) {
-			return a, errSyntax
-		}
-		switch o, v := opts[i], opts[i+1]; {
-		case fold(o, "rank"):
-			var ok bool
-			switch a.rank, ok = resp.ParseInt(v); {
-			case !ok:
-				bad = errNotInt
-			case a.rank == 0:
-				bad = "ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use " +
-					"negative to start from the end of the list"
+	for p.More() {
+		switch {
+		case p.Option("rank", 1):
+			if a.rank = p.Int(); a.rank == 0 {
+				p.Refuse("ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use " +
+					"negative to start from the end of the list")
 			}
-		case fold(o, "count"):
-			a.count, bad = positive(v, "COUNT")
-		case fold(o, "maxlen"):
-			a.most, bad = positive(v, "MAXLEN")
+		case p.Option("count", 1):
+			a.count = positive("COUNT")
+		case p.Option("maxlen", 1):
+			a.most = positive("MAXLEN")
 		default:
-			bad = errSyntax
+			p.Wrong()
 		}
 	}
-	return a, bad
+	return a, p.End()
 }
 
 // cmdLPos walks from the end that RANK says. It collects the matches first, since their number comes before them.
 func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parsePos(args[3:])
-	if bad != "" {
-		return refusal(bad)
+	a, err := parsePos(args[3:])
+	if err != nil {
+		return err
 	}
 	if !k.present {
 		replyPositions(a, nil, w)

@@ -376,18 +376,18 @@ func (g *Gateway) missed() {
 }
 
 func pubsubCommands() []*command {
-	on := func(name string, arity int, ch channelArgs, f func(*conn, *resp.Writer, [][]byte) error, summary string) *command {
+	on := func(name string, arity int, ch channelArgs, f connFunc, summary string) *command {
 		c := whileListening(swiftly(onConn(name, arity, "pubsub", f, summary)))
 		c.channels = ch
 		return c
 	}
-	sub := func(t topic) func(*conn, *resp.Writer, [][]byte) error {
+	sub := func(t topic) connFunc {
 		return func(c *conn, w *resp.Writer, args [][]byte) error { return cmdSubscribe(c, w, t, args) }
 	}
-	unsub := func(t topic) func(*conn, *resp.Writer, [][]byte) error {
+	unsub := func(t topic) connFunc {
 		return func(c *conn, w *resp.Writer, args [][]byte) error { cmdUnsubscribe(c, w, t, args); return nil }
 	}
-	publish := func(shard bool) func(*conn, *resp.Writer, [][]byte) error {
+	publish := func(shard bool) connFunc {
 		return func(c *conn, w *resp.Writer, args [][]byte) error {
 			w.Int(int64(c.g.publish(&c.box, shard, args[1], args[2])))
 			return nil
@@ -495,7 +495,7 @@ func cmdUnsubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
 }
 
 // listTopics is PUBSUB CHANNELS and SHARDCHANNELS.
-func listTopics(t topic) func(*conn, *resp.Writer, [][]byte) error {
+func listTopics(t topic) connFunc {
 	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		if len(args) > 3 {
 			return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
@@ -515,7 +515,7 @@ func listTopics(t topic) func(*conn, *resp.Writer, [][]byte) error {
 }
 
 // countTopics is PUBSUB NUMSUB and SHARDNUMSUB.
-func countTopics(t topic) func(*conn, *resp.Writer, [][]byte) error {
+func countTopics(t topic) connFunc {
 	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		w.Array(2 * (len(args) - 2)) // in RESP3, too
 		c.g.hub.RLock()

@@ -59,9 +59,9 @@ func recordedKeys() (cmds [][]string) {
 		"XREADGROUP GROUP g c COUNT 2 STREAMS stream >", "MSET w_a 3 w_b 1 w_c 2"} {
 		cmds = append(cmds, strings.Fields(s))
 	}
-	return append(cmds, []string{"FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('put',function(k,a) return " +
-		"redis.call('set',k[1],a[1]) end)\nredis.register_function{function_name='see',callback=function(k) return " +
-		"redis.call('get',k[1]) end,flags={'no-writes'}}"})
+	return append(cmds, []string{"FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('put',function(k,a) " +
+		"return redis.call('set',k[1],a[1]) end)\nredis.register_function{function_name='see',callback=" +
+		"function(k) return redis.call('get',k[1]) end,flags={'no-writes'}}"})
 }
 
 // template makes commands of a line of templates.txt.
@@ -218,7 +218,8 @@ func commandLine(cmd []string) string {
 
 const pcallScript = "return redis.pcall(unpack(ARGV))"
 
-// ways are how a client may give the same commands. Each returns their replies; fitting ones are only of those that fit.
+// ways are how a client may give the same commands. Each returns their replies; fitting ones are only of those that
+// fit.
 var ways = []struct {
 	name    string
 	fitting bool
@@ -277,7 +278,8 @@ func recordedCommand(cmd []string) *command {
 // fits reports whether a command may be queued by MULTI.
 func fits(cmd []string) bool {
 	c := recordedCommand(cmd)
-	return c != nil && c.served() && c.sub == nil && !c.steps && (c.arity < 0 && len(cmd) >= -c.arity || len(cmd) == c.arity)
+	return c != nil && c.served() && c.sub == nil && !c.steps &&
+		(c.arity < 0 && len(cmd) >= -c.arity || len(cmd) == c.arity)
 }
 
 func fitting(cmds [][]string) [][]string {

@@ -62,7 +62,8 @@ func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	case fold(args[1], "sleep") && len(args) == 3:
 		return cmdDebugSleep(c, w, args)
 	default:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try DEBUG HELP.")
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try DEBUG HELP.")
 	}
 	return nil
 }
@@ -180,7 +181,8 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	defer c.mu.Unlock()
 	switch v := args[3]; {
 	case len(v) > 256 || !validName(v):
-		return refusal("ERR " + strings.ToLower(clip(args[2], 32)) + " cannot contain spaces, newlines or special characters.")
+		return refusal("ERR " + strings.ToLower(clip(args[2], 32)) +
+			" cannot contain spaces, newlines or special characters.")
 	case fold(args[2], "lib-name"):
 		c.mu.libName = string(v)
 	case fold(args[2], "lib-ver"):

@@ -444,18 +444,19 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 	if bad == "" {
 		to, bad = parseEdge(end, true)
 	}
-	count := int64(-1)
-	for i := 4; i < len(args) && bad == ""; i += 2 {
-		var ok bool
-		if i+1 == len(args) || !fold(args[i], "count") {
-			bad = errSyntax
-		} else if count, ok = resp.ParseInt(args[i+1]); !ok {
-			bad = errNotInt
-		}
-		count = max(count, 0)
-	}
 	if bad != "" {
 		return refusal(bad)
+	}
+	count := int64(-1)
+	p := optionsOf(args[4:])
+	for p.More() {
+		if !p.Option("count", 1) {
+			p.Wrong()
+		}
+		count = max(p.Int(), 0)
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	s, ok := k.readStream(args[1], w)
 	switch {
@@ -539,31 +540,28 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 		return refusal(errStreamID)
 	}
 	added, deleted := int64(-1), collection.StreamID{}
-	bad := ""
-	for i := 3; i < len(args) && bad == ""; i += 2 {
-		more := i+1 < len(args)
+	p := optionsOf(args[3:])
+	for p.More() {
 		switch {
-		case more && fold(args[i], "entriesadded"):
-			if added, ok = resp.ParseInt(args[i+1]); !ok {
-				bad = errNotInt
-			} else if added < 0 {
-				bad = "ERR entries_added must be positive"
+		case p.Option("entriesadded", 1):
+			if added = p.Int(); added < 0 {
+				p.Refuse("ERR entries_added must be positive")
 			}
-		case more && fold(args[i], "maxdeletedid"):
-			if deleted, ok = parseID(args[i+1]); !ok {
-				bad = errStreamID
+		case p.Option("maxdeletedid", 1):
+			if deleted, ok = parseID(p.Str()); !ok {
+				p.Refuse(errStreamID)
 			} else if id.Compare(deleted) < 0 {
-				bad = "ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id"
+				p.Refuse("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")
 			}
 		default:
-			bad = errSyntax
+			p.Wrong()
 		}
 	}
-	if bad == "" && !k.present {
-		bad = errNoKey
+	if err := p.End(); err != nil {
+		return err
 	}
-	if bad != "" {
-		return refusal(bad)
+	if !k.present {
+		return refusal(errNoKey)
 	}
 	if !k.is(client.Stream, w) {
 		return nil
@@ -578,12 +576,9 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	case !streamOK(err, args[1], w):
 		return nil
 	case s.Len() > 0 && id.Compare(top) < 0:
-		bad = "ERR The ID specified in XSETID is smaller than the target stream top item"
+		return refusal("ERR The ID specified in XSETID is smaller than the target stream top item")
 	case s.Len() > 0 && added >= 0 && int64(s.Len()) > added:
-		bad = "ERR The entries_added specified in XSETID is smaller than the target stream length"
-	}
-	if bad != "" {
-		return refusal(bad)
+		return refusal("ERR The entries_added specified in XSETID is smaller than the target stream length")
 	}
 	if s.SetLast(id, top); added >= 0 {
 		s.Added = uint64(added)

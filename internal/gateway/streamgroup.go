@@ -23,30 +23,27 @@ type groupArgs struct {
 }
 
 // parseGroup reads what is behind the id. SETID has the same options but for MKSTREAM.
-func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
+func parseGroup(args [][]byte, create bool) (a groupArgs, err error) {
 	a.read = -1
-	for i := 5; i < len(args); i++ {
+	p := optionsOf(args[5:])
+	for p.More() {
 		switch {
-		case create && fold(args[i], "mkstream"):
+		case create && p.Flag("mkstream"):
 			a.make = true
-		case fold(args[i], "entriesread") && i+1 < len(args):
-			i++
-			var ok bool
-			if a.read, ok = resp.ParseInt(args[i]); !ok {
-				return a, errNotInt
-			}
-			if a.read < -1 {
-				return a, "ERR value for ENTRIESREAD must be positive or -1"
+		case p.Option("entriesread", 1):
+			if a.read = p.Int(); a.read < -1 {
+				p.Refuse("ERR value for ENTRIESREAD must be positive or -1")
 			}
 		default:
-			return a, wrongGroupArgs(args)
+			p.Refuse(wrongGroupArgs(args))
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
-func wrongGroupArgs(args [][]byte) string {
-	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
+func wrongGroupArgs(args [][]byte) refusal {
+	return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		"'. Try XGROUP HELP.")
 }
 
 // hasStream reports whether XGROUP has a stream; if not it replied so.
@@ -61,15 +58,15 @@ func (k *key) hasStream(w *resp.Writer) bool {
 // cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last
 // id.
 func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseGroup(args, true)
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseGroup(args, true)
+	if err != nil {
+		return err
 	}
 	if !a.make && !k.hasStream(w) || !k.is(client.Stream, w) {
 		return nil
 	}
 	if len(args) > 8 {
-		return refusal(wrongGroupArgs(args))
+		return wrongGroupArgs(args)
 	}
 	s, ok := k.editStream(args[2], collection.StreamGroupRoom(args[3], 0), w)
 	if !ok {
@@ -108,16 +105,16 @@ func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.
 
 // cmdXGroupSetID changes nothing of what is pending.
 func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseGroup(args, false)
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseGroup(args, false)
+	if err != nil {
+		return err
 	}
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
 		return nil
 	}
 	if len(args) != 5 && len(args) != 7 {
-		return refusal(wrongGroupArgs(args))
+		return wrongGroupArgs(args)
 	}
 	switch string(args[4]) {
 	case "$":
@@ -409,51 +406,39 @@ type claimArgs struct {
 }
 
 // parseClaim reads ids up to the first argument that is none, and then options. now is in Unix ms.
-func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
+func parseClaim(args [][]byte, now int64) (a claimArgs, err error) {
 	a.delivered, a.times = -1, -1
-	i := 5
-	for ; i < len(args); i++ {
-		id, ok := parseID(args[i])
+	list := args[5:]
+	for len(list) > 0 {
+		id, ok := parseID(list[0])
 		if !ok {
 			break
 		}
-		a.ids = append(a.ids, id)
+		a.ids, list = append(a.ids, id), list[1:]
 	}
-	for ; i < len(args); i++ {
-		o, more := args[i], i+1 < len(args)
-		ok := true
+	p := optionsOf(list)
+	for p.More() {
 		switch {
-		case fold(o, "force"):
+		case p.Flag("force"):
 			a.force = true
-		case fold(o, "justid"):
+		case p.Flag("justid"):
 			a.just = true
-		case more && fold(o, "idle"):
-			i++
-			var idle int64
-			if idle, ok = resp.ParseInt(args[i]); !ok {
-				return a, "ERR Invalid IDLE option argument for XCLAIM"
-			}
-			a.delivered = now - idle
-		case more && fold(o, "time"):
-			i++
-			if a.delivered, ok = resp.ParseInt(args[i]); !ok {
-				return a, "ERR Invalid TIME option argument for XCLAIM"
-			}
-		case more && fold(o, "retrycount"):
-			i++
-			if a.times, ok = resp.ParseInt(args[i]); !ok {
-				return a, "ERR Invalid RETRYCOUNT option argument for XCLAIM"
-			}
-		case more && fold(o, "lastid"):
-			i++
-			if a.last, ok = parseID(args[i]); !ok {
-				return a, errStreamID
+		case p.Option("idle", 1):
+			a.delivered = now - p.IntFrom(math.MinInt64, "ERR Invalid IDLE option argument for XCLAIM")
+		case p.Option("time", 1):
+			a.delivered = p.IntFrom(math.MinInt64, "ERR Invalid TIME option argument for XCLAIM")
+		case p.Option("retrycount", 1):
+			a.times = p.IntFrom(math.MinInt64, "ERR Invalid RETRYCOUNT option argument for XCLAIM")
+		case p.Option("lastid", 1):
+			var ok bool
+			if a.last, ok = parseID(p.Str()); !ok {
+				p.Refuse(errStreamID)
 			}
 		default:
-			return a, "ERR Unrecognized XCLAIM option '" + asText(o) + "'"
+			p.Refuse(refusal("ERR Unrecognized XCLAIM option '" + asText(p.Str()) + "'"))
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
 // cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names.
@@ -468,9 +453,9 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return nil
 	}
-	a, bad := parseClaim(args, k.now)
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseClaim(args, k.now)
+	if err != nil {
+		return err
 	}
 	if a.last.Compare(c.g.Last) > 0 {
 		c.g.Last, c.changed = a.last, true
@@ -526,22 +511,25 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 		return nil
 	}
 	from, bad := parseEdge(args[5], false)
-	count, just := int64(100), false
-	for i := 6; i < len(args) && bad == ""; i++ {
-		switch {
-		case fold(args[i], "count") && i+1 < len(args):
-			i++
-			if count, ok = resp.ParseInt(args[i]); !ok || count < 1 || count > math.MaxInt64/16 {
-				bad = "ERR COUNT must be > 0"
-			}
-		case fold(args[i], "justid"):
-			just = true
-		default:
-			bad = errSyntax
-		}
-	}
 	if bad != "" {
 		return refusal(bad)
+	}
+	count, just := int64(100), false
+	p := optionsOf(args[6:])
+	for p.More() {
+		switch {
+		case p.Option("count", 1):
+			if count = p.IntFrom(1, "ERR COUNT must be > 0"); count > math.MaxInt64/16 {
+				p.Refuse("ERR COUNT must be > 0")
+			}
+		case p.Flag("justid"):
+			just = true
+		default:
+			p.Wrong()
+		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	c, ok := k.beginClaim(args, 0, w)
 	if !ok {

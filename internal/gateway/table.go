@@ -31,6 +31,9 @@ const (
 	setFor1000 // SETEX
 )
 
+// A connFunc is a command that is not on keys: it appends its one reply, unless that is the error.
+type connFunc func(c *conn, w *resp.Writer, args [][]byte) error
+
 // command is what there is to know of a command, or a subcommand ("config|get").
 // Commands are made at the program's start and do not change, so any goroutine may look at them. They are compared by
 // their pointers.
@@ -50,12 +53,12 @@ type command struct {
 	instead        string // what serves its purpose, if kvd does not serve it
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
-	key   keyFunc                                            // on one key; then kind, fold and special say how to batch it
-	part  partFunc                                           // beside key: which bytes of a long value it needs; nil: all
-	plain bool                                               // beside key: it replies with the plain value, or that part
-	conn  func(c *conn, w *resp.Writer, args [][]byte) error // by itself
-	batch func(c *conn, b *batch, args [][]byte) error       // EXEC
-	keys  severalFunc                                        // on several keys at once
+	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
+	part  partFunc                                     // beside key: which bytes of a long value it needs; nil: all
+	plain bool                                         // beside key: it replies with the plain value, or that part
+	conn  connFunc                                     // by itself
+	batch func(c *conn, b *batch, args [][]byte) error // EXEC
+	keys  severalFunc                                  // on several keys at once
 	// block is set beside keys if the command may wait; it reads the arguments.
 	block func(args [][]byte) (blocking, string)
 
@@ -197,13 +200,13 @@ func writes(c *command) *command { c.write = true; return c }
 
 // onConn makes a command that is not on one key. It is performed by itself, between two batches,
 // and may use the connection and its client as it likes.
-func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, [][]byte) error, summary string) *command {
+func onConn(name string, arity int, group string, f connFunc, summary string) *command {
 	return &command{name: name, arity: arity, group: group, summary: summary, conn: f}
 }
 
 // container is a command of subcommands; f, if not nil, serves it alone.
 // The subcommands' names begin with the container's and a bar, and their arity counts both words.
-func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte) error, subs ...*command) *command {
+func container(name, group, summary string, f connFunc, subs ...*command) *command {
 	c := &command{name: name, arity: -2, group: group, summary: summary, conn: f, sub: make(map[string]*command)}
 	if f != nil {
 		c.arity = -1
@@ -235,7 +238,7 @@ func writeHelp(w *resp.Writer, name string, lines ...string) {
 
 // refuse is for what cannot be done here at all; the text says why, since a client's user will
 // read it.
-func refuse(text string) func(*conn, *resp.Writer, [][]byte) error {
+func refuse(text string) connFunc {
 	return func(_ *conn, w *resp.Writer, _ [][]byte) error { return refusal(text) }
 }
 

@@ -173,7 +173,8 @@ func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) error {
 	t := c.tracker.Load()
 	switch {
 	case t == nil:
-		return refusal("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode " +
+		return refusal("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or " +
+			"OPTOUT mode " +
 			"enabled")
 	case fold(args[2], "yes") && t.optIn:
 		c.caching = cachingYes

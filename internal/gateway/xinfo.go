@@ -31,7 +31,8 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
 	full, count := len(opts) > 0, int64(10)
 	if full && (len(opts) != 1 && len(opts) != 3 || !fold(opts[0], "full") || len(opts) == 3 &&
 		!fold(opts[1], "count")) {
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XINFO HELP.")
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try XINFO HELP.")
 	}
 	if len(opts) == 3 {
 		if count, ok = resp.ParseInt(opts[2]); !ok {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/ordered"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -241,59 +242,55 @@ type zaddArgs struct {
 	members                  [][]byte // as many as scores
 }
 
-// parseZAdd reads options, scores and members, and returns the error reply otherwise.
-func parseZAdd(args [][]byte) (a zaddArgs, bad string) {
-	for len(args) > 0 {
-		o := args[0]
+// parseZAdd reads options, scores and members.
+func parseZAdd(args [][]byte) (a zaddArgs, err error) {
+	p := optionsOf(args)
+	for p.More() {
 		switch {
-		case fold(o, "nx"):
+		case p.Flag("nx"):
 			a.nx = true
-		case fold(o, "xx"):
+		case p.Flag("xx"):
 			a.xx = true
-		case fold(o, "ch"):
+		case p.Flag("ch"):
 			a.ch = true
-		case fold(o, "incr"):
+		case p.Flag("incr"):
 			a.incr = true
-		case fold(o, "gt"):
+		case p.Flag("gt"):
 			a.gt = true
-		case fold(o, "lt"):
+		case p.Flag("lt"):
 			a.lt = true
 		default:
-			return a, a.parsePairs(args)
+			err = a.parsePairs(&p)
+			return a, err
 		}
-		args = args[1:]
 	}
-	return a, errSyntax
+	return a, refusal(errSyntax)
 }
 
 // parsePairs reads what follows the options. All scores are good before any member is touched.
-func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
+func (a *zaddArgs) parsePairs(p *args.Parser) error {
 	switch {
-	case len(args)%2 != 0:
-		return errSyntax
+	case p.Left()%2 != 0:
+		return refusal(errSyntax)
 	case a.nx && a.xx:
-		return "ERR XX and NX options at the same time are not compatible"
+		return refusal("ERR XX and NX options at the same time are not compatible")
 	case a.gt && a.nx || a.lt && a.nx || a.gt && a.lt:
-		return "ERR GT, LT, and/or NX options at the same time are not compatible"
-	case a.incr && len(args) > 2:
-		return "ERR INCR option supports a single increment-element pair"
+		return refusal("ERR GT, LT, and/or NX options at the same time are not compatible")
+	case a.incr && p.Left() > 2:
+		return refusal("ERR INCR option supports a single increment-element pair")
 	}
-	for i := 0; i < len(args); i += 2 {
-		score, ok := scoreOf(args[i])
-		if !ok {
-			return errNotFloat
-		}
-		a.scores, a.members = append(a.scores, score), append(a.members, args[i+1])
+	for p.More() {
+		a.scores, a.members = append(a.scores, p.Float(scoreOf)), append(a.members, p.Str())
 	}
-	return ""
+	return p.End()
 }
 
 // cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the
 // score, or null if the options forbade it.
 func cmdZAdd(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseZAdd(args[2:])
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseZAdd(args[2:])
+	if err != nil {
+		return err
 	}
 	return zadd(k, args[1], &a, w)
 }

@@ -43,8 +43,8 @@ func combiningCommands() []*command {
 // Source and destination may be the same key.
 func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
 	q := zquery{auto: true, store: true}
-	if bad := q.parse(args[3:]); bad != "" {
-		return refusal(bad)
+	if err := q.parse(args[3:]); err != nil {
+		return err
 	}
 	t.load(args[1], args[2])
 	z, ok := t.key(args[2]).sortedSet(args[2], w)
@@ -68,29 +68,27 @@ type zpopArgs struct {
 	count int64
 }
 
-// parseZMPop reads what begins with the number of sets, and returns the error reply otherwise.
-func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
+// parseZMPop reads what begins with the number of sets.
+func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok || n < 1:
-		return a, "ERR numkeys should be greater than 0"
+		return a, refusal("ERR numkeys should be greater than 0")
 	case n >= int64(len(args)-1):
-		return a, errSyntax
+		return a, refusal(errSyntax)
 	}
-	a.names, args = args[1:1+n], args[1+n:]
-	if a.top = fold(args[0], "max"); !a.top && !fold(args[0], "min") {
-		return a, errSyntax
-	}
-	for args = args[1:]; len(args) > 0; args = args[2:] {
-		if a.count != 0 || len(args) == 1 || !fold(args[0], "count") {
-			return a, errSyntax
-		}
-		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
-			return a, "ERR count should be greater than 0"
+	a.names = args[1 : 1+n]
+	p := optionsOf(args[1+n:])
+	a.top = p.Choice("min", "max") == 1
+	for p.More() {
+		if a.count != 0 || !p.Option("count", 1) {
+			p.Wrong()
+		} else if a.count, ok = resp.ParseInt(p.Str()); !ok || a.count < 1 {
+			p.Refuse("ERR count should be greater than 0")
 		}
 	}
 	a.count = max(a.count, 1)
-	return a, ""
+	return a, p.End()
 }
 
 // try pops from the first of names that has something, and replies with its name behind a head. In nested replies a
@@ -120,10 +118,10 @@ func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Write
 }
 
 func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
-	a, bad := parseZMPop(args[1:])
+	a, err := parseZMPop(args[1:])
 	switch {
-	case bad != "":
-		return refusal(bad)
+	case err != nil:
+		return err
 	case !a.tryNested(t, a.names, false, w):
 		w.NullArray()
 	}
@@ -149,9 +147,9 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 
 // parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
 func parseBZMPop(args [][]byte) (b blocking, bad string) {
-	a, bad := parseZMPop(args[2:])
-	if bad != "" {
-		return b, bad
+	a, err := parseZMPop(args[2:])
+	if err != nil {
+		return b, err.Error()
 	}
 	b.timeout, bad = parseTimeout(args[1])
 	b.names, b.line, b.try = a.names, lineOfZSets, a.tryNested
@@ -252,8 +250,8 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 		}
 		x.sources = append(x.sources, zsource{z, 1})
 	}
-	if bad := x.parse(name, args[1+n:]); bad != "" {
-		w.Error(bad)
+	if err := x.parse(name, args[1+n:]); err != nil {
+		w.Error(err.Error())
 		return nil, false
 	}
 	return x, true
@@ -284,50 +282,39 @@ func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok b
 	return z, err == nil
 }
 
-// parse reads the options, and returns the error reply otherwise.
+// parse reads the options.
 // Each command has some of the options: those that store give no scores, and differences have neither weights nor
 // aggregates.
-func (x *combination) parse(name string, opts [][]byte) (bad string) {
+func (x *combination) parse(name string, opts [][]byte) error {
 	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name),
 		name == "zintercard", name != "zdiff" && name != "zdiffstore"
 	weighs = weighs && !counts
-	n := len(x.sources)
-	for len(opts) > 0 {
+	p := optionsOf(opts)
+	for p.More() {
 		switch {
-		case weighs && len(opts) > n && fold(opts[0], "weights"):
-			for i, o := range opts[1 : 1+n] {
+		case weighs && p.Option("weights", len(x.sources)):
+			for i := range x.sources {
 				var ok bool
-				if x.sources[i].weight, ok = scoreOf(o); !ok {
-					return "ERR weight value is not a float"
+				if x.sources[i].weight, ok = scoreOf(p.Str()); !ok {
+					p.Refuse("ERR weight value is not a float")
+					break
 				}
 			}
-			opts = opts[1+n:]
-		case weighs && len(opts) > 1 && fold(opts[0], "aggregate"):
-			switch {
-			case fold(opts[1], "sum"):
-				x.aggregate = addScores
-			case fold(opts[1], "min"):
-				x.aggregate = lesserScore
-			case fold(opts[1], "max"):
-				x.aggregate = greaterScore
-			default:
-				return errSyntax
-			}
-			opts = opts[2:]
-		case !stores && !counts && fold(opts[0], "withscores"):
+		case weighs && p.Option("aggregate", 1):
+			x.aggregate = []func(a, b float64) float64{addScores, lesserScore, greaterScore}[p.Choice("sum", "min",
+				"max")]
+		case !stores && !counts && p.Flag("withscores"):
 			x.withScores = true
-			opts = opts[1:]
-		case counts && len(opts) > 1 && fold(opts[0], "limit"):
+		case counts && p.Option("limit", 1):
 			var ok bool
-			if x.limit, ok = resp.ParseInt(opts[1]); !ok || x.limit < 0 {
-				return "ERR LIMIT can't be negative"
+			if x.limit, ok = resp.ParseInt(p.Str()); !ok || x.limit < 0 {
+				p.Refuse("ERR LIMIT can't be negative")
 			}
-			opts = opts[2:]
 		default:
-			return errSyntax
+			p.Wrong()
 		}
 	}
-	return ""
+	return p.End()
 }
 
 // addScores takes 0 for the sum of both infinities, as Redis does.

@@ -66,6 +66,16 @@ func (p *Parser) Int() int64 {
 	return n
 }
 
+// IntFrom reads a number of at least least, and refuses all else with why.
+func (p *Parser) IntFrom(least int64, why Refusal) int64 {
+	n, ok := resp.ParseInt(p.Str())
+	if !ok || n < least {
+		p.Refuse(why)
+		return 0
+	}
+	return n
+}
+
 // Float reads a number that parse understands: Redis's commands differ in which ones they take.
 func (p *Parser) Float(parse func([]byte) (float64, bool)) float64 {
 	f, ok := parse(p.Str())

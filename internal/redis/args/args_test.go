@@ -31,6 +31,8 @@ func options(line string) (string, error) {
 			out = append(out, "nx")
 		case p.Option("limit", 2):
 			out = append(out, fmt.Sprint("limit ", p.Int(), " ", p.Int()))
+		case p.Option("count", 1):
+			out = append(out, fmt.Sprint("count ", p.IntFrom(1, "ERR COUNT must be > 0")))
 		case p.Option("order", 1):
 			out = append(out, []string{"asc", "desc"}[p.Choice("asc", "desc")])
 		case p.Flag("rest"):
@@ -49,6 +51,10 @@ func TestParser(t *testing.T) {
 	}{
 		{"k 1.5", "k 1.5 ", nil},
 		{"k 1 nx LIMIT 1 -2 order DESC Nx", "k 1 nx, limit 1 -2, desc, nx", nil},
+		{"k 1 count 1 Count 3", "k 1 count 1, count 3", nil},
+		{"k 1 count 0", "", Refusal("ERR COUNT must be > 0")},
+		{"k 1 count x nx", "", Refusal("ERR COUNT must be > 0")},
+		{"k 1 count", "", Syntax},
 		{"k 1 rest nx 7", `k 1 ["nx" "7"]`, nil},
 		{"k 1 limit 1", "", Syntax},
 		{"k 1 limit a 1", "", NotInt},
@@ -77,7 +83,7 @@ func TestMistakeEnds(t *testing.T) {
 		t.Error("it reads on behind a mistake")
 	}
 	p.Refuse("ERR another one")
-	if err := p.Err(); err != NotInt || p.End() != NotInt || err.Error() != "ERR value is not an integer or out of range" {
+	if err := p.Err(); err != NotInt || p.End() != NotInt || err.Error() != string(NotInt) {
 		t.Errorf("%v, want the first mistake", err)
 	}
 	p = of("a b")
