@@ -26,7 +26,7 @@ func (x *ended) words(most int) (args [][]byte, n int) {
 
 // finish is the end of every command, however it was performed: metrics, SLOWLOG, MONITOR and Options.Answered hear of
 // it, and its reply is sent, kept for those behind it, or taken back (CLIENT REPLY). An error is that of sending, and
-// ends the connection. Whoever has finished some commands calls countAlike.
+// ends the connection. A caller that has finished some commands calls countAlike.
 func (b *batch) finish(x *ended) error {
 	c, w := b.c, &b.w
 	errs := w.Errors - x.errs

@@ -142,9 +142,9 @@ func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
 	} else if len(args) > 5 {
 		return refusal(errSyntax)
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	a, b := z.Find(args[2]), z.Find(args[3])
 	if a < 0 || b < 0 {
@@ -160,9 +160,9 @@ func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat
 
 // cmdGeoHash gives the usual geohash, of latitudes up to 90°, and not the one of the score.
 func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -177,9 +177,9 @@ func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdGeoPos gives the middle of each score's cell, and not the position that was added.
 func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) error {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -241,9 +241,9 @@ func georadius(kind geoquery) severalFunc {
 			t.load(args[1:3]...)
 		}
 		k := t.key(name)
-		z, ok := k.sortedSet(name, w)
-		if !ok {
-			return nil
+		z, err := k.sortedSet(name)
+		if err != nil {
+			return err
 		}
 		// A center that is a member needs the set, which is why the key is read before.
 		if err := q.parse(args, z, k.present); err != nil {
@@ -263,9 +263,10 @@ func georadius(kind geoquery) severalFunc {
 				list[i].Score = p.metres / q.shape.Unit
 			}
 		}
-		if t.key(q.store).storeSortedSet(list, w) {
-			w.Int(int64(len(list)))
+		if err := t.key(q.store).storeSortedSet(list); err != nil {
+			return err
 		}
+		w.Int(int64(len(list)))
 		return nil
 	}
 }

@@ -175,7 +175,7 @@ type recorder struct {
 	replies map[*command][2]int // good ones, and errors
 }
 
-func (r *recorder) note(cmd []string, reply string) {
+func (r *recorder) noteReply(cmd []string, reply string) {
 	c := recordedCommand(cmd)
 	if c == nil {
 		return
@@ -347,7 +347,7 @@ func (r *recorder) give(x *template, peers []*peer) {
 	for i, c := range cmds {
 		alone := replies[0][i]
 		fmt.Fprintf(&r.out, "%s\n  %s\n", commandLine(c), inOneLine(masked(c, alone)))
-		r.note(c, alone)
+		r.noteReply(c, alone)
 		for j, way := range ways[1:] {
 			all := &replies[j+1]
 			if len(*all) == 0 || way.fitting && !fits(c) {
@@ -468,14 +468,14 @@ func (r *recorder) session(name, addr string, g *Gateway) {
 			reply = p.do(r.t, cmd...)
 		case '+':
 			p.send(r.t, cmd)
-			r.note(cmd, "+")
+			r.noteReply(cmd, "+")
 			continue
 		case '*':
 			p.send(r.t, cmd)
 			for !blockedClients(g) {
 				runtime.Gosched()
 			}
-			r.note(cmd, "+")
+			r.noteReply(cmd, "+")
 			continue
 		case '<':
 			reply = string(p.reply(r.t))
@@ -488,7 +488,7 @@ func (r *recorder) session(name, addr string, g *Gateway) {
 			r.t.Fatalf("%s: %q", name, l)
 		}
 		if l[1] == '>' {
-			r.note(cmd, reply)
+			r.noteReply(cmd, reply)
 		}
 		fmt.Fprintf(&r.out, "  %s\n", inOneLine(masked(cmd, strings.NewReplacer(names...).Replace(reply))))
 	}

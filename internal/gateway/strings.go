@@ -133,9 +133,9 @@ type refusal = args.Refusal
 // optionsOf reads arguments.
 func optionsOf(list [][]byte) args.Parser { return args.Of(list) }
 
-// writeRefusal replies with what a command was refused for, if it was.
+// writeRefusal replies with what a command was refused for, if it was. One that needs room first has no reply yet.
 func writeRefusal(w *resp.Writer, err error) {
-	if err != nil {
+	if err != nil && err != errRoom {
 		w.Error(err.Error())
 	}
 }

@@ -55,12 +55,10 @@ func sortedSetCommands() []*command {
 		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
 		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
 		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			zrank(k, args, w, false)
-			return nil
+			return zrank(k, args, w, false)
 		}, "Returns the rank of a member, from the lowest score on."),
 		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			zrank(k, args, w, true)
-			return nil
+			return zrank(k, args, w, true)
 		}, "Returns the rank of a member, from the highest score on."),
 		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
 			return zrange(k, args, w, zquery{auto: true})
@@ -93,27 +91,25 @@ func inGroup(group string, list []*command) []*command {
 	return list
 }
 
-// sortedSet is the sorted set of a key, empty if there is none. Otherwise it replies with an error.
+// sortedSet is the sorted set of a key, empty if there is none.
 // The set refers to the key's value, and is good until that changes.
-func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
-	if !k.is(client.SortedSet, w) {
-		return z, false
+func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {
+	if k.present && k.typ != client.SortedSet {
+		return z, refusal(errWrongType)
 	}
 	if !k.present {
-		return z, true
+		return z, nil
 	}
-	z, err := collection.ParseZSet(k.value)
-	if err != nil {
-		w.Error(collectionError(client.SortedSet, name, err))
-		return z, false
+	if z, err = collection.ParseZSet(k.value); err != nil {
+		return z, refusal(collectionError(client.SortedSet, name, err))
 	}
-	return z, true
+	return z, nil
 }
 
 // changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is
-// left. If it could not, the command is to be given up: it has replied, or the key says how much room it wants. drop
+// left. If it could not, the command is to be given up: errRoom, if the key says how much room it wants. drop
 // and add are as in collection.ZSet.AppendChanged. The expiry stays.
-func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry, w *resp.Writer) bool {
+func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry) error {
 	// Only how many are left decides whether there is a key; what they are, AppendChanged finds out.
 	left := z.Len() + len(add)
 	for _, d := range drop {
@@ -123,16 +119,15 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 		if k.present {
 			k.delete()
 		}
-		return true
+		return nil
 	}
 	n := z.ChangedLen(drop, add)
 	if n > min(collection.MaxLen, k.maxValue) && n > len(k.value) { // a limit that was lowered does not keep members
-		w.Error(collectionError(client.SortedSet, nil, collection.ErrTooLong))
-		return false
+		return refusal(collectionError(client.SortedSet, nil, collection.ErrTooLong))
 	}
 	if n > k.room {
 		k.want = n
-		return false
+		return errRoom
 	}
 	// The value may be in own already, by a command of the same unit, and is still read.
 	b := k.own[:0]
@@ -141,36 +136,40 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 	}
 	k.own = z.AppendChanged(b, drop, add)
 	k.setAs(client.SortedSet, k.own, k.expires)
-	return true
+	return nil
 }
 
 // storeSortedSet replaces the key, whatever it was, by a set of these members.
 // list is put in order; its members may lie in any key's value, also in this one's. An empty list deletes the key.
-func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
+func (k *key) storeSortedSet(list []collection.ZEntry) error {
 	slices.SortFunc(list, collection.CompareZ)
 	// They are put back if the command is given up, which leaves the key as it was.
 	expires, flags := k.expires, k.flags
 	k.expires, k.flags = 0, 0
-	if !k.changeSortedSet(collection.ZSet{}, nil, list, w) {
+	err := k.changeSortedSet(collection.ZSet{}, nil, list)
+	if err != nil {
 		k.expires, k.flags = expires, flags
-		return false
 	}
-	return true
+	return err
 }
 
 // cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.
 func cmdZCard(k *key, args [][]byte, w *resp.Writer) error {
-	if z, ok := k.sortedSet(args[1], w); ok {
-		w.Int(int64(z.Len()))
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(z.Len()))
 	return nil
 }
 
 // cmdZScore is null for a member that is not there. Scores are doubles in RESP3, and text in RESP2.
 func cmdZScore(k *key, args [][]byte, w *resp.Writer) error {
-	if z, ok := k.sortedSet(args[1], w); ok {
-		writeScore(w, z, z.Find(args[2]))
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	writeScore(w, z, z.Find(args[2]))
 	return nil
 }
 
@@ -185,9 +184,9 @@ func writeScore(w *resp.Writer, z collection.ZSet, at int) {
 
 // cmdZMScore passes over the set once for many members, and searches for a few.
 func cmdZMScore(k *key, args [][]byte, w *resp.Writer) error {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -197,10 +196,10 @@ func cmdZMScore(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // zrank is ZRANK and ZREVRANK, which count from 0. Members of equal score are in the order of their bytes.
-func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	at := z.Find(args[2])
 	switch {
@@ -211,13 +210,14 @@ func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
 	default:
 		w.Int(int64(at))
 	}
+	return nil
 }
 
 // cmdZRem counts a member that is named twice once.
 func cmdZRem(k *key, args [][]byte, w *resp.Writer) error {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	// A place comes as often as its member is named, and must be dropped once.
 	places := z.Places(args[2:])
@@ -229,8 +229,10 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) error {
 			drop = append(drop, collection.Span{Lo: at, Hi: at + 1})
 		}
 	}
-	if len(drop) > 0 && !k.changeSortedSet(z, drop, nil, w) {
-		return nil
+	if len(drop) > 0 {
+		if err := k.changeSortedSet(z, drop, nil); err != nil {
+			return err
+		}
 	}
 	w.Int(int64(len(drop)))
 	return nil
@@ -344,9 +346,9 @@ func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok b
 // of all that has changed. If one of the sums is no number nothing is changed. The cost is that of the whole set, once,
 // however many members there are.
 func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) error {
-	z, ok := k.sortedSet(name, w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(name)
+	if err != nil {
+		return err
 	}
 	places := z.Places(a.members)
 	list := make([]zmember, len(a.members))
@@ -393,8 +395,8 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) error {
 	if len(add) > 0 {
 		ordered.Sort(drop, func(x, y collection.Span) int { return x.Lo - y.Lo })
 		slices.SortFunc(add, collection.CompareZ)
-		if !k.changeSortedSet(z, drop, add, w) {
-			return nil
+		if err := k.changeSortedSet(z, drop, add); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -417,9 +419,10 @@ const maxRandomBytes = collection.MaxLen
 // again.
 func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	if len(args) == 2 {
-		z, ok := k.sortedSet(args[1], w)
+		z, err := k.sortedSet(args[1])
 		switch {
-		case !ok:
+		case err != nil:
+			return err
 		case z.Len() == 0:
 			w.Null()
 		default:
@@ -439,9 +442,10 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}
-	z, ok := k.sortedSet(args[1], w)
+	z, err := k.sortedSet(args[1])
 	switch {
-	case !ok:
+	case err != nil:
+		return err
 	case z.Len() == 0 || n == 0:
 		w.Array(0)
 	case n < 0:
@@ -481,9 +485,9 @@ func cmdZScan(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return nil
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	found, next := z.Scan(a.cursor, a.count)
 	if a.pattern != nil {

@@ -47,17 +47,18 @@ func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	t.load(args[1], args[2])
-	z, ok := t.key(args[2]).sortedSet(args[2], w)
-	if !ok {
-		return nil
+	z, err := t.key(args[2]).sortedSet(args[2])
+	if err != nil {
+		return err
 	}
 	var list []collection.ZEntry
 	for p := q.places(z); p.Lo < p.Hi; p.Lo++ {
 		list = append(list, z.Entry(p.Lo))
 	}
-	if t.key(args[1]).storeSortedSet(list, w) {
-		w.Int(int64(len(list)))
+	if err := t.key(args[1]).storeSortedSet(list); err != nil {
+		return err
 	}
+	w.Int(int64(len(list)))
 	return nil
 }
 
@@ -97,14 +98,15 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
 	nested bool) bool {
 	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
-		if z, ok := k.sortedSet(name, w); ok {
-			popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested)
-			if a.top {
+		z, err := k.sortedSet(name)
+		if err == nil {
+			if err = popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested); a.top {
 				t.name(k, onZSet, "zpopmax")
 			} else {
 				t.name(k, onZSet, "zpopmin")
 			}
 		}
+		writeRefusal(w, err)
 	})
 }
 
@@ -184,23 +186,24 @@ type combiner func(x *combination) []collection.ZEntry
 // many members they have together.
 func zcombine(name string, combine combiner, at int) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) error {
-		x, ok := t.readCombination(name, args[at:], w)
-		if !ok {
-			return nil
+		x, err := t.readCombination(name, args[at:])
+		if err != nil {
+			return err
 		}
 		members := 0
 		for _, s := range x.sources {
 			members += s.z.Len()
 		}
 		if members > freeMembers && !t.take(int64(members)*memberCost) {
-			return nil
+			return t.err
 		}
 		list := combine(x)
 		switch {
 		case at > 1:
-			if t.key(args[1]).storeSortedSet(list, w) {
-				w.Int(int64(len(list)))
+			if err := t.key(args[1]).storeSortedSet(list); err != nil {
+				return err
 			}
+			w.Int(int64(len(list)))
 		case name == "zintercard":
 			n := int64(len(list))
 			if x.limit > 0 {
@@ -223,20 +226,17 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 const freeMembers, memberCost = 512, 128
 
 // readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
-// args begin with the number of sets. ok is false behind a reply, or if all of it is given up. All sets are conditions
+// args begin with the number of sets. All sets are conditions
 // of what is written.
-func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x *combination, ok bool) {
+func (t *staged) readCombination(name string, args [][]byte) (x *combination, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok:
-		w.Error(errNotInt)
-		return nil, false
+		return nil, refusal(errNotInt)
 	case n < 1:
-		w.Error("ERR at least 1 input key is needed for '" + name + "' command")
-		return nil, false
+		return nil, refusal("ERR at least 1 input key is needed for '" + name + "' command")
 	case n > int64(len(args)-1):
-		w.Error(errSyntax)
-		return nil, false
+		return nil, refusal(errSyntax)
 	}
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
@@ -244,30 +244,32 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	// All sets are looked at before the options, also those that cannot matter any more: the first error must be
 	// Redis's.
 	for _, name := range names {
-		z, ok := t.membersOf(name, w)
-		if !ok || t.failed() {
-			return nil, false
+		z, err := t.membersOf(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case t.failed():
+			return nil, t.err
 		}
 		x.sources = append(x.sources, zsource{z, 1})
 	}
 	if err := x.parse(name, args[1+n:]); err != nil {
-		w.Error(err.Error())
-		return nil, false
+		return nil, err
 	}
-	return x, true
+	return x, nil
 }
 
 // membersOf is the sorted set of a key, or one made of a set's members, all of score 1.
-func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
+func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
 	k := t.key(name)
 	if !k.present || k.typ != client.Set {
-		return k.sortedSet(name, w)
+		return k.sortedSet(name)
 	}
 	set := collection.Set(k.value)
 	n, err := set.Len()
 	if err == nil {
 		if n > freeMembers && !t.take(int64(n)*memberCost) {
-			return z, false
+			return z, t.err
 		}
 		var list []collection.ZEntry
 		for _, m := range set.Members(nil) {
@@ -277,9 +279,9 @@ func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok b
 		z, err = collection.ParseZSet(z.AppendChanged(nil, nil, list))
 	}
 	if err != nil {
-		w.Error(collectionError(client.Set, name, err))
+		return z, refusal(collectionError(client.Set, name, err))
 	}
-	return z, err == nil
+	return z, nil
 }
 
 // parse reads the options.

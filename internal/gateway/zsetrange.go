@@ -230,9 +230,11 @@ func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) error {
 	if err := q.parse(args[2:]); err != nil {
 		return err
 	}
-	if z, ok := k.sortedSet(args[1], w); ok {
-		writeMembers(w, z, q.places(z), q.rev, q.withScores)
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	writeMembers(w, z, q.places(z), q.rev, q.withScores)
 	return nil
 }
 
@@ -274,13 +276,15 @@ func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 	if err != nil {
 		return err
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	p := s.at(z, false)
-	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
-		return nil
+	if p.Lo < p.Hi {
+		if err := k.changeSortedSet(z, []collection.Span{p}, nil); err != nil {
+			return err
+		}
 	}
 	w.Int(int64(p.Hi - p.Lo))
 	return nil
@@ -293,10 +297,12 @@ func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 	if err != nil {
 		return err
 	}
-	if z, ok := k.sortedSet(args[1], w); ok {
-		p := s.at(z, false)
-		w.Int(int64(p.Hi - p.Lo))
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	p := s.at(z, false)
+	w.Int(int64(p.Hi - p.Lo))
 	return nil
 }
 
@@ -314,30 +320,31 @@ func zpop(k *key, args [][]byte, w *resp.Writer, top bool) error {
 		}
 		nested = w.Proto == 3
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return nil
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
-	popMembers(k, z, n, top, w, func(n int) {
+	return popMembers(k, z, n, top, w, func(n int) {
 		if nested {
 			w.Array(n)
 		} else {
 			w.Array(2 * n)
 		}
 	}, nested)
-	return nil
 }
 
 // popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their
 // number. In nested replies a member and its score are an array. z still refers to the value of before, in a buffer
 // that the change did not touch. If there is no room yet it writes nothing.
-func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) {
+func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) error {
 	p := collection.Span{Hi: int(min(n, int64(z.Len())))}
 	if top {
 		p = collection.Span{Lo: z.Len() - p.Hi, Hi: z.Len()}
 	}
-	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
-		return
+	if p.Lo < p.Hi {
+		if err := k.changeSortedSet(z, []collection.Span{p}, nil); err != nil {
+			return err
+		}
 	}
 	begin(p.Hi - p.Lo)
 	for i := range p.Hi - p.Lo {
@@ -351,4 +358,5 @@ func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, be
 		w.Bulk(z.Member(at))
 		w.Double(z.Score(at))
 	}
+	return nil
 }

@@ -140,7 +140,7 @@ var imports = []row{
 		"internal/inside internal/loop internal/luascript internal/netsrv internal/number internal/ordered " +
 		"internal/peers internal/rdb internal/redis/args internal/resp internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
-	{"internal/redis/args", "internal/resp", "arguments are text: which key and connection they are about, others know"},
+	{"internal/redis/args", "internal/resp", "arguments are text, whatever key and connection they are about"},
 	{"internal/luascript", "internal/number internal/resp internal/units",
 		"it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/units",

@@ -19,14 +19,14 @@ const (
 )
 
 // Parser reads arguments from left to right. The first mistake becomes the Refusal, and from there on it reads nothing:
-// its methods return zero values, and More is false. So a command looks at End once, behind its options. What it
-// returns lies in the arguments. It is for one goroutine.
+// its methods return zero values, and More is false. So a command looks at End once, behind its options. Strings that
+// it returns lie in the arguments. It is for one goroutine.
 type Parser struct {
 	left [][]byte
 	bad  Refusal // empty: no mistake
 }
 
-// Of reads a list, which it does not change.
+// Of makes a Parser of a list, which it does not change.
 func Of(list [][]byte) Parser { return Parser{left: list} }
 
 // More reports whether arguments are left.
