@@ -115,8 +115,9 @@ func aclCommands() *command {
 		onConn("acl|save", 2, "", cmdACLSave, "Writes the file of users."),
 		onConn("acl|setuser", -3, "", cmdACLSetUser, "Makes or changes a user of this gateway."),
 		onConn("acl|users", 2, "", cmdACLUsers, "Returns the names of users."),
-		onConn("acl|whoami", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+		onConn("acl|whoami", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.BulkString(c.user.Load().Name)
+			return nil
 		}, "Returns the connection's user."),
 		helpOf("acl", "CAT [<category>]", "    List all commands that belong to <category>, or all command categories,",
 			"    when no category is specified.",
@@ -136,7 +137,7 @@ func aclCommands() *command {
 
 // cmdACLCat lists commands that are served, so that nobody counts on a right to others.
 // Redis lists those of its modules, too, of which there are none.
-func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) {
+func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) error {
 	var names []string
 	switch len(args) {
 	case 2:
@@ -144,8 +145,7 @@ func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) {
 	case 3:
 		cat, ok := acl.ParseCategory(string(args[2]))
 		if !ok {
-			w.Error("ERR Unknown category '" + clip(args[2], 128) + "'")
-			return
+			return refusal("ERR Unknown category '" + clip(args[2], 128) + "'")
 		}
 		for _, c := range commandsByID {
 			if c.served() && c.categories&cat != 0 {
@@ -153,10 +153,10 @@ func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) {
 			}
 		}
 	default:
-		w.Error(wrongArgs(commands["acl"].sub["cat"]))
-		return
+		return refusal(wrongArgs(commands["acl"].sub["cat"]))
 	}
 	writeStrings(w, names)
+	return nil
 }
 
 // writeStrings writes an array; no list here is long enough to be worth a stream.
@@ -168,13 +168,19 @@ func writeStrings(w *resp.Writer, list []string) {
 }
 
 // Names are no secret among those who may ask: the category admin, which ACL is in, sees rules and hashes as well.
-func cmdACLUsers(c *conn, w *resp.Writer, _ [][]byte) { writeStrings(w, c.g.users.Names()) }
-func cmdACLList(c *conn, w *resp.Writer, _ [][]byte)  { writeStrings(w, c.g.users.Lines()) }
+func cmdACLUsers(c *conn, w *resp.Writer, _ [][]byte) error {
+	writeStrings(w, c.g.users.Names())
+	return nil
+}
+func cmdACLList(c *conn, w *resp.Writer, _ [][]byte) error {
+	writeStrings(w, c.g.users.Lines())
+	return nil
+}
 
 // cmdACLSetUser changes this gateway alone; the file is what gateways can share. A list of rules is taken as a whole or
 // not at all: half of one could leave a user with more than was meant. The log says who did it, and no rule, since
 // rules may hold passwords. The new rights hold from the next command on, for connections that are open as well.
-func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
+func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) error {
 	var rules []string
 	for _, a := range args[3:] {
 		rules = append(rules, string(a))
@@ -189,18 +195,18 @@ func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
 		c.g.o.Logger.Info("user changed", "user", clip(args[2], 128), "by", c.user.Load().Name, "peer", c.remote)
 		w.OK()
 	case errors.As(err, &bad):
-		w.Error("ERR Error in ACL SETUSER modifier " + bad.Error())
+		return refusal("ERR Error in ACL SETUSER modifier " + bad.Error())
 	default:
-		w.Error("ERR " + err.Error())
+		return refusal("ERR " + err.Error())
 	}
+	return nil
 }
 
 // cmdACLDelUser closes the connections of those users, also that of the caller behind the reply.
-func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) {
+func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) error {
 	for _, a := range args[2:] {
 		if string(a) == acl.DefaultUser {
-			w.Error("ERR The 'default' user cannot be removed")
-			return
+			return refusal("ERR The 'default' user cannot be removed")
 		}
 	}
 	n := 0
@@ -215,14 +221,15 @@ func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) {
 		c.g.dismissUsers(c, false)
 	}
 	w.Int(int64(n))
+	return nil
 }
 
 // cmdACLGetUser has a field that Redis 7.0 has not, databases, for users that may not work in all of them.
-func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) {
+func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) error {
 	u := c.g.users.Find(string(args[2]))
 	if u == nil {
 		w.Null()
-		return
+		return nil
 	}
 	in := u.Rights().Info()
 	own := in.Selectors[0]
@@ -242,6 +249,7 @@ func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) {
 		w.Map(ownFields(s))
 		writeSelector(w, s)
 	}
+	return nil
 }
 
 // ownFields is how many fields writeSelector writes.
@@ -268,51 +276,48 @@ func writeSelector(w *resp.Writer, s acl.SelectorInfo) {
 }
 
 // cmdACLLoad says all that is wrong with the file, and then changes nothing.
-func cmdACLLoad(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdACLLoad(c *conn, w *resp.Writer, _ [][]byte) error {
 	if c.g.o.ACLFile == "" {
-		w.Error(errNoACLFile)
-		return
+		return refusal(errNoACLFile)
 	}
 	if err := c.g.reloadUsers(c); err != nil {
-		w.Error("ERR " + strings.ReplaceAll(err.Error(), "\n", "; ") +
+		return refusal("ERR " + strings.ReplaceAll(err.Error(), "\n", "; ") +
 			". WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
-		return
 	}
 	c.g.o.Logger.Info("users reloaded", "by", c.user.Load().Name, "peer", c.remote)
 	w.OK()
+	return nil
 }
 
 // cmdACLSave answers as Redis does, without the reason: it has paths of the gateway's machine, which are for its log.
-func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) error {
 	if c.g.o.ACLFile == "" {
-		w.Error(errNoACLFile)
-		return
+		return refusal(errNoACLFile)
 	}
 	if err := c.g.saveUsers(); err != nil {
 		c.g.o.Logger.Error("users not saved", "err", err)
-		w.Error("ERR There was an error trying to save the ACLs. Please check the server logs for more information")
-		return
+		return refusal("ERR There was an error trying to save the ACLs. Please check the server logs for more " +
+			"information")
 	}
 	w.OK()
+	return nil
 }
 
 // cmdACLLog is empty after a restart: it is of this gateway alone. The newest comes first, ten unless the caller wants
 // more, with the fields of Redis 7.0 in its order, since tools print them as they come.
-func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) {
+func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 	count := int64(10)
 	switch {
 	case len(args) > 3:
-		w.Error(wrongArgs(commands["acl"].sub["log"]))
-		return
+		return refusal(wrongArgs(commands["acl"].sub["log"]))
 	case len(args) == 3 && fold(args[2], "reset"):
 		c.g.denials.Reset()
 		w.OK()
-		return
+		return nil
 	case len(args) == 3:
 		var ok bool
 		if count, ok = resp.ParseInt(args[2]); !ok {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 	}
 	now := time.Now()
@@ -335,42 +340,41 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) {
 		w.BulkString("client-info")
 		w.BulkString(e.Client)
 	}
+	return nil
 }
 
 // cmdACLGenPass rounds bits up to whole hexadecimal digits.
 // The password is shown once and kept nowhere.
-func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) {
+func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 	bits := int64(256)
 	if len(args) > 3 {
-		w.Error(wrongArgs(commands["acl"].sub["genpass"]))
-		return
+		return refusal(wrongArgs(commands["acl"].sub["genpass"]))
 	}
 	if len(args) == 3 {
 		var ok bool
 		if bits, ok = resp.ParseInt(args[2]); !ok {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 		if bits <= 0 || bits > 4096 {
-			w.Error("ERR ACL GENPASS argument must be the number of bits for the output password, a positive number " +
+			return refusal("ERR ACL GENPASS argument must be the number of bits for the output password, a " +
+				"positive number " +
 				"up to 4096")
-			return
 		}
 	}
 	// crypto/rand never fails: the process ends before it gives weak bytes.
 	secret := make([]byte, (bits+7)/8)
 	rand.Read(secret)
 	w.BulkString(hex.EncodeToString(secret)[:(bits+3)/4])
+	return nil
 }
 
 // cmdACLDryRun is of the database that the connection is in. It records nothing: an operator asks, and the user did not
 // try. A command that is not served is not found, whatever the user's rules say of it.
 // Replies that say no are strings and no errors, as in Redis: the command itself went well.
-func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
+func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) error {
 	u := c.g.users.Find(string(args[2]))
 	if u == nil {
-		w.Error("ERR User '" + clip(args[2], 128) + "' not found")
-		return
+		return refusal("ERR User '" + clip(args[2], 128) + "' not found")
 	}
 	args = args[3:]
 	cmd := find(args[0])
@@ -379,11 +383,9 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	switch {
 	case cmd == nil:
-		w.Error("ERR Command '" + clip(args[0], 128) + "' not found")
-		return
+		return refusal("ERR Command '" + clip(args[0], 128) + "' not found")
 	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
-		w.Error(wrongArgs(cmd))
-		return
+		return refusal(wrongArgs(cmd))
 	}
 	a := c.accessOf(cmd, args, c.db)
 	switch why, at := u.Rights().Check(&a); why {
@@ -398,4 +400,5 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
 	default:
 		w.BulkString("This user has no permissions to access the '" + clip(args[at], 128) + "' key")
 	}
+	return nil
 }

@@ -16,16 +16,6 @@ func (c *conn) told(cmd *command, w *resp.Writer, start int, failed bool, took t
 	}
 }
 
-// noteAnswer counts a command whose reply starts at byte start of w and has so many errors. EXEC has not failed if only
-// commands of its transaction did, which have been noted before.
-func (c *conn) noteAnswer(cmd *command, w *resp.Writer, start, errs int, took time.Duration) {
-	failed := errs > 0 && (cmd.batch == nil || isError(w, start))
-	if failed {
-		c.g.noteErrors(w, start, errs)
-	}
-	c.g.m.noteCommands(cmd, 1, failed, took)
-}
-
 // isError reports whether the reply that starts at byte start of w is an error, as far as it has not been sent.
 func isError(w *resp.Writer, start int) bool { return start < w.Len() && w.Bytes()[start] == '-' }
 

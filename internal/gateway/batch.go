@@ -43,6 +43,12 @@ type batch struct {
 	held    int64        // bytes of the share that stand for what units keep and nobody uses again
 	pooled  int64        // and for what does
 	lookups [2]uint64    // misses and hits not counted yet
+	// alike is a command that went well so often, and took so long each time: not counted yet, see finish.
+	alike struct {
+		cmd  *command
+		n    uint64
+		took time.Duration
+	}
 
 	// Either scripts wait or entries do, never both: dispatch and addScript run the others first, so that order is
 	// kept.
@@ -171,6 +177,7 @@ func newBatch(c *conn, now time.Time) *batch {
 // to the largest batch that ever was, times processors.
 func (b *batch) free() {
 	b.reset()
+	b.countAlike()
 	b.w.Reset(keepReply)
 	b.c, b.cur.args = nil, nil
 	b.hold = false
@@ -652,57 +659,36 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 }
 
 // replies writes what the entries' commands reply, in order.
-// Commands that follow each other, are alike and went well are counted at once. Replies beyond
-// streamFrom are sent before the command is over, since an MGET can be longer than what a
+// Replies beyond streamFrom are sent before the command is over, since an MGET can be longer than what a
 // connection may hold; from there on CLIENT REPLY and errors cannot take them back.
 // The time that a command took is that of its whole batch, since they share the round trips.
 func (b *batch) replies() error {
 	m := &b.c.g.m
 	took := time.Since(b.start)
-	var cmd *command // of the last n, which all went well
-	n := uint64(0)
 	for i := range b.entries {
 		e := &b.entries[i]
 		if err := b.reply(e); err != nil {
 			return err
 		}
-		switch mute := b.c.mute(); {
-		case mute && b.hold:
-			b.w.Truncate(b.cur.start) // EXEC's reply as a whole goes nowhere
-		case !mute && (b.w.Len() > streamFrom || b.hold && b.w.Len() > sendFrom):
-			b.cur.streamed = true
-			if err := b.c.push(&b.w, 0); err != nil {
-				return err
-			}
-		}
 		if !e.last {
+			if b.w.Len() > streamFrom && !b.c.mute() {
+				b.cur.streamed = true
+				if err := b.c.push(&b.w, 0); err != nil {
+					return err
+				}
+			}
 			continue
 		}
-		b.noteSlow(i, took)
-		if b.heed&heedMonitor != 0 {
-			b.shownEntry(i)
+		x := ended{cmd: e.cmd, args: e.args, start: b.cur.start, errs: b.cur.errors, took: b.tookFrom(took),
+			refused: e.text != "", shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed, inExec: b.hold}
+		if e.unit >= 0 && e.cmd.fold != single {
+			x.args, x.nameless = b.cur.args[:e.n*len(e.args)], true
 		}
-		errs := b.w.Errors - b.cur.errors
-		b.c.told(e.cmd, &b.w, b.cur.start, errs > 0, b.tookFrom(took))
-		if errs > 0 {
-			b.c.noteAnswer(e.cmd, &b.w, b.cur.start, errs, took)
-			if e.unit < 0 && e.text != "" && e.args == nil {
-				m.commands[e.cmd.id].rejected.Add(1)
-			}
-		} else {
-			if e.cmd != cmd {
-				m.noteCommands(cmd, n, false, took)
-				cmd, n = e.cmd, 0
-			}
-			n++
-		}
-		if !b.hold {
-			if err := b.c.replied(&b.w, b.cur.start, b.cur.streamed); err != nil {
-				return err
-			}
+		if err := b.finish(&x); err != nil {
+			return err
 		}
 	}
-	m.noteCommands(cmd, n, false, took)
+	b.countAlike()
 	m.batch(len(b.entries))
 	m.misses.Add(b.lookups[0])
 	m.hits.Add(b.lookups[1])
@@ -727,7 +713,7 @@ func (b *batch) reply(e *entry) error {
 		if e.text != "" {
 			w.Error(e.text)
 		} else {
-			e.cmd.conn(b.c, w, e.args)
+			writeRefusal(w, e.cmd.conn(b.c, w, e.args))
 		}
 		return nil
 	}
@@ -771,7 +757,7 @@ func (b *batch) tell(e *entry, u *unit) {
 	switch u.kind {
 	case presence, readValue, read:
 		k.count = 0
-		e.cmd.key(k, e.args, w)
+		writeRefusal(w, e.cmd.key(k, e.args, w))
 		cur.sum += k.count
 		if e.cmd.lookup {
 			b.lookups[bit(k.present)]++

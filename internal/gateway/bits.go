@@ -89,28 +89,26 @@ func bitPart(args [][]byte, n int) (from, to int) {
 }
 
 // cmdSetBit replies with the bit before. It writes nothing if that is the same already, within the string.
-func cmdSetBit(k *key, args [][]byte, w *resp.Writer) {
+func cmdSetBit(k *key, args [][]byte, w *resp.Writer) error {
 	at, ok := bitOffset(args[2], 0, k.maxValue)
 	if !ok {
-		w.Error(errBitOffset)
-		return
+		return refusal(errBitOffset)
 	}
 	on, ok := resp.ParseInt(args[3])
 	if !ok || on&^1 != 0 {
-		w.Error("ERR bit is not an integer or out of range")
-		return
+		return refusal("ERR bit is not an integer or out of range")
 	}
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	was := bitAt(k.value, at)
 	if was == on && k.present && at>>3 < int64(len(k.value)) {
 		w.Int(was)
-		return
+		return nil
 	}
 	b, ok := k.lengthened(int(at>>3) + 1)
 	if !ok {
-		return
+		return nil
 	}
 	mask := byte(1) << (7 - at&7)
 	if b[at>>3] &^= mask; on == 1 {
@@ -118,18 +116,19 @@ func cmdSetBit(k *key, args [][]byte, w *resp.Writer) {
 	}
 	k.set(b, k.expires)
 	w.Int(was)
+	return nil
 }
 
 // cmdGetBit is 0 behind the string's end, however far, up to the longest string that there may be.
-func cmdGetBit(k *key, args [][]byte, w *resp.Writer) {
+func cmdGetBit(k *key, args [][]byte, w *resp.Writer) error {
 	at, ok := bitOffset(args[2], 0, k.maxValue)
 	if !ok {
-		w.Error(errBitOffset)
-		return
+		return refusal(errBitOffset)
 	}
 	if k.is(client.Plain, w) {
 		w.Int(bitAt(k.value, at-8*int64(k.from)))
 	}
+	return nil
 }
 
 // bitRange is what BITCOUNT and BITPOS look at: the bits from lo to before hi.
@@ -161,40 +160,38 @@ func newBitRange(start, end int64, inBits bool, n int) bitRange {
 func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit") || fold(b, "byte") }
 
 // cmdBitCount looks at the key before most of its arguments, as Redis 7.0 does.
-func cmdBitCount(k *key, args [][]byte, w *resp.Writer) {
+func cmdBitCount(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	r := bitRange{0, 8 * int64(len(k.value))}
 	switch {
 	case !k.present: // before anything is wrong with the arguments
 		w.Int(0)
-		return
+		return nil
 	case len(args) == 4, len(args) == 5:
 		start, ok1 := resp.ParseInt(args[2])
 		end, ok2 := resp.ParseInt(args[3])
 		if !ok1 || !ok2 {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 		if start < 0 && end < 0 && start > end {
 			w.Int(0)
-			return
+			return nil
 		}
 		inBits := false
 		if len(args) == 5 {
 			var ok bool
 			if inBits, ok = bitUnit(args[4]); !ok {
-				w.Error(errSyntax)
-				return
+				return refusal(errSyntax)
 			}
 		}
 		r = newBitRange(start, end, inBits, len(k.value))
 	case len(args) != 2:
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	w.Int(countBits(k.value, r))
+	return nil
 }
 
 // countBits counts eight bytes at a time between the edges.
@@ -219,46 +216,40 @@ func countBits(v []byte, r bitRange) (n int64) {
 }
 
 // cmdBitPos is -1 if there is no such bit. A string that is not there is all 0: its first 0 is at 0, and it has no 1.
-func cmdBitPos(k *key, args [][]byte, w *resp.Writer) {
+func cmdBitPos(k *key, args [][]byte, w *resp.Writer) error {
 	want, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	if want&^1 != 0 {
-		w.Error("ERR The bit argument must be 1 or 0.")
-		return
+		return refusal("ERR The bit argument must be 1 or 0.")
 	}
 	if !k.present {
 		w.Int(-want)
-		return
+		return nil
 	}
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	r, endGiven := bitRange{0, 8 * int64(len(k.value))}, false
 	switch n := len(args); {
 	case n > 6:
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	case n > 3:
 		start, ok := resp.ParseInt(args[3])
 		if !ok {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 		inBits := false
 		if n == 6 {
 			if inBits, ok = bitUnit(args[5]); !ok {
-				w.Error(errSyntax)
-				return
+				return refusal(errSyntax)
 			}
 		}
 		end := int64(len(k.value)) - 1
 		if n > 4 {
 			if end, ok = resp.ParseInt(args[4]); !ok {
-				w.Error(errNotInt)
-				return
+				return refusal(errNotInt)
 			}
 			endGiven = true
 		}
@@ -270,6 +261,7 @@ func cmdBitPos(k *key, args [][]byte, w *resp.Writer) {
 		at = r.hi
 	}
 	w.Int(at)
+	return nil
 }
 
 // findBit is the first such bit; -1: there is none.
@@ -364,34 +356,31 @@ func fieldType(b []byte) (signed bool, width int, ok bool) {
 }
 
 // cmdBitFieldRO is a read to the store, while BITFIELD is an update even if it only reads.
-func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) { bitField(k, args, w, true) }
-func cmdBitField(k *key, args [][]byte, w *resp.Writer)   { bitField(k, args, w, false) }
+func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) error { return bitField(k, args, w, true) }
+func cmdBitField(k *key, args [][]byte, w *resp.Writer) error   { return bitField(k, args, w, false) }
 
 // bitField checks all of the operations before it performs the first one.
 // Operations see what those before them have done. The string is made as long as the last of them needs, even if that
 // fails.
-func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) {
+func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) error {
 	ops, end, bad := parseFieldOps(args[2:], k.maxValue)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if readOnly && end > 0 {
-		w.Error("ERR BITFIELD_RO only supports the GET subcommand")
-		return
+		return refusal("ERR BITFIELD_RO only supports the GET subcommand")
 	}
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	v := k.value
 	if end > 0 {
 		var ok bool
 		if end > k.maxValue {
-			w.Error(errBitOffset)
-			return
+			return refusal(errBitOffset)
 		}
 		if v, ok = k.lengthened(end); !ok {
-			return
+			return nil
 		}
 		k.set(v, k.expires)
 	}
@@ -403,6 +392,7 @@ func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) {
 			w.Null()
 		}
 	}
+	return nil
 }
 
 // perform returns the reply; not ok: the new value overflows, and nothing was done.
@@ -498,23 +488,21 @@ func setField(v []byte, at int64, width int, n uint64) {
 
 // cmdBitOp writes the longest of the lengths; shorter values go on with zeros.
 // It replies with that length in bytes, and deletes the destination if it is 0. The expiry goes, as with SET.
-func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
+func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) error {
 	op, dest, names := args[1], args[2], args[3:]
 	switch {
 	case fold(op, "and"), fold(op, "or"), fold(op, "xor"):
 	case !fold(op, "not"):
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	case len(names) != 1:
-		w.Error("ERR BITOP NOT must be called with a single source key.")
-		return
+		return refusal("ERR BITOP NOT must be called with a single source key.")
 	}
 	t.load(names...)
 	n := 0
 	for _, name := range names {
 		k := t.key(name)
 		if !k.is(client.Plain, w) {
-			return
+			return nil
 		}
 		n = max(n, len(k.value))
 	}
@@ -525,11 +513,11 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 			t.name(d, onGeneric, "del")
 		}
 		w.Int(0)
-		return
+		return nil
 	}
 	if n > d.room {
 		d.want = n
-		return
+		return nil
 	}
 	// The sources stay as they are; the destination may be one of them.
 	out := make([]byte, n)
@@ -545,6 +533,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 	d.flags = 0
 	d.setAs(client.Plain, out, 0)
 	w.Int(int64(n))
+	return nil
 }
 
 // combineBits makes dst the and, or, or xor of itself and src.

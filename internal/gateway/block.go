@@ -60,19 +60,20 @@ type blocking struct {
 // otherwise. Where nothing may wait, which is in transactions, the command is one on several keys.
 func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, string),
 	summary string) *command {
-	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) {
+	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) error {
 		b, bad := parse(args)
 		switch {
 		case bad != "":
-			w.Error(bad)
+			return refusal(bad)
 		case b.reads && b.timeout != noWait && t.scripted:
-			w.Error("ERR " + name + " command is not allowed with BLOCK option from scripts")
+			return refusal("ERR " + name + " command is not allowed with BLOCK option from scripts")
 		case b.try(t, b.names, false, w):
 		case b.one:
 			w.Null()
 		default:
 			w.NullArray()
 		}
+		return nil
 	}, summary))
 	c.block = parse
 	return c
@@ -639,33 +640,32 @@ func (t *staged) putBack() bool {
 // cmdClientUnblock ends the waiting of a client of this gateway.
 // The reply is 1 only if that client is told so; one that is served at the same moment is answered with its element,
 // and 0 here.
-func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 	why := endTimeout
 	switch {
 	case len(args) > 4:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
-		return
+
 	case len(args) == 4 && fold(args[3], "error"):
 		why = endError
 	case len(args) == 4 && !fold(args[3], "timeout"):
-		w.Error("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
-		return
+		return refusal("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
 	}
 	id, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	c.g.mu.Lock()
 	other := c.g.mu.conns[id]
 	c.g.mu.Unlock()
 	if other == nil {
 		w.Int(0)
-		return
+		return nil
 	}
 	x := other.blocked.Load()
 	w.Int(bit(x != nil && !x.held && x.unblock(why)))
+	return nil
 }
 
 // announce wakes those who wait for what has been written.

@@ -29,19 +29,18 @@ func (g *Gateway) mode() string {
 
 // inCluster refuses a command without Options.Cluster.
 // The option does not change while the gateway runs.
-func inCluster(f func(*conn, *resp.Writer, [][]byte)) func(*conn, *resp.Writer, [][]byte) {
-	return func(c *conn, w *resp.Writer, args [][]byte) {
+func inCluster(f connFunc) connFunc {
+	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		if !c.g.o.Cluster {
-			w.Error(errNoCluster)
-			return
+			return refusal(errNoCluster)
 		}
-		f(c, w, args)
+		return f(c, w, args)
 	}
 }
 
 // clusterCommands are those that clients use to find their way. Those that change a cluster are not served.
 func clusterCommands() []*command {
-	sub := func(name string, arity int, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
+	sub := func(name string, arity int, f connFunc, summary string) *command {
 		return onConn("cluster|"+name, arity, "", inCluster(f), summary)
 	}
 	return []*command{
@@ -50,14 +49,16 @@ func clusterCommands() []*command {
 			sub("nodes", 2, cmdClusterNodes, "Describes its node."),
 			sub("slots", 2, cmdClusterSlots, "Tells where the slots are."),
 			sub("shards", 2, cmdClusterShards, "Tells where the slots are."),
-			sub("myid", 2, func(c *conn, w *resp.Writer, _ [][]byte) {
+			sub("myid", 2, func(c *conn, w *resp.Writer, _ [][]byte) error {
 				w.BulkString(c.g.runID)
+				return nil
 			}, "Returns the node's id."),
 			sub("links", 2, replyEmpty, "Is empty."),
 			sub("replicas", 3, cmdClusterReplicas, "Is empty."),
 			sub("slaves", 3, cmdClusterReplicas, "Is empty."),
-			sub("keyslot", 3, func(_ *conn, w *resp.Writer, args [][]byte) {
+			sub("keyslot", 3, func(_ *conn, w *resp.Writer, args [][]byte) error {
 				w.Int(int64(slotOf(args[2])))
+				return nil
 			}, "Returns a key's slot."),
 			sub("countkeysinslot", 3, cmdClusterCount, "Counts the keys in a slot."),
 			sub("getkeysinslot", 4, cmdClusterKeys, "Returns keys in a slot."),
@@ -106,23 +107,25 @@ func (c *conn) endpoint() (ip string, port int) {
 }
 
 // cmdClusterInfo tells of a cluster in good health: as long as the gateway answers, it is one.
-func cmdClusterInfo(_ *conn, w *resp.Writer, _ [][]byte) {
+func cmdClusterInfo(_ *conn, w *resp.Writer, _ [][]byte) error {
 	lines := []string{"cluster_state:ok", "cluster_slots_assigned:16384", "cluster_slots_ok:16384",
 		"cluster_slots_pfail:0", "cluster_slots_fail:0",
 		"cluster_known_nodes:1", "cluster_size:1", "cluster_current_epoch:0", "cluster_my_epoch:0",
 		"cluster_stats_messages_sent:0",
 		"cluster_stats_messages_received:0", "total_cluster_links_buffer_limit_exceeded:0", ""}
 	w.Verbatim("txt", strings.Join(lines, "\r\n"))
+	return nil
 }
 
 // cmdClusterNodes is one line in the form of nodes.conf. The port of the cluster's bus is 0: there is none.
-func cmdClusterNodes(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdClusterNodes(c *conn, w *resp.Writer, _ [][]byte) error {
 	ip, port := c.endpoint()
 	w.Verbatim("txt", fmt.Sprintf("%s %s:%d@0 myself,master - 0 0 0 connected 0-16383\n", c.g.runID, ip, port))
+	return nil
 }
 
 // cmdClusterSlots is one range of all slots, with the node and no metadata.
-func cmdClusterSlots(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdClusterSlots(c *conn, w *resp.Writer, _ [][]byte) error {
 	ip, port := c.endpoint()
 	w.Array(1)
 	w.Array(3)
@@ -133,10 +136,11 @@ func cmdClusterSlots(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Int(int64(port))
 	w.BulkString(c.g.runID)
 	w.Array(0)
+	return nil
 }
 
 // cmdClusterShards is the same in the form that Redis 7 prefers.
-func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) error {
 	ip, port := c.endpoint()
 	w.Array(1)
 	w.Map(2)
@@ -159,15 +163,16 @@ func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) {
 			w.BulkString(field[1])
 		}
 	}
+	return nil
 }
 
 // cmdClusterReplicas knows one node, whose copies are the memory nodes' affair.
-func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) error {
 	if string(args[2]) != c.g.runID {
-		w.Error("ERR Unknown node " + clip(args[2], 128))
-		return
+		return refusal("ERR Unknown node " + clip(args[2], 128))
 	}
 	w.Array(0)
+	return nil
 }
 
 // keysInSlot calls f with the keys of a slot, each once, until it returns false. It reads the whole index: keys are not
@@ -204,35 +209,31 @@ func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 }
 
 // cmdClusterCount reads the whole index, so it is for tools and not for every second.
-func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) error {
 	slot, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	case slot < 0 || slot >= slots:
-		w.Error("ERR Invalid slot")
-		return
+		return refusal("ERR Invalid slot")
 	}
 	n := int64(0)
 	if err := c.keysInSlot(slot, func([]byte) bool { n++; return true }); err != nil {
-		w.Error(c.g.storeError(err))
-		return
+		return refusal(c.g.storeError(err))
 	}
 	w.Int(n)
+	return nil
 }
 
 // cmdClusterKeys gives at most maxScanCount keys, whatever count says.
-func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) error {
 	slot, ok1 := resp.ParseInt(args[2])
 	count, ok2 := resp.ParseInt(args[3])
 	switch {
 	case !ok1 || !ok2:
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	case slot < 0 || slot >= slots || count < 0:
-		w.Error("ERR Invalid slot or number of keys")
-		return
+		return refusal("ERR Invalid slot or number of keys")
 	}
 	var found [][]byte
 	if count = min(count, maxScanCount); count > 0 {
@@ -240,12 +241,12 @@ func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) {
 			found = append(found, key)
 			return len(found) < int(count)
 		}); err != nil {
-			w.Error(c.g.storeError(err))
-			return
+			return refusal(c.g.storeError(err))
 		}
 	}
 	w.Array(len(found))
 	for _, k := range found {
 		w.Bulk(k)
 	}
+	return nil
 }

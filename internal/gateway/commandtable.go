@@ -124,14 +124,17 @@ func optionFlags(cmd *command, args [][]byte) []string {
 
 // cmdCommandGetKeys tells which arguments of a command are keys, and cmdCommandGetKeysAndFlags what the command does
 // with each as well.
-func cmdCommandGetKeys(_ *conn, w *resp.Writer, args [][]byte)         { writeKeys(w, args, false) }
-func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) { writeKeys(w, args, true) }
+func cmdCommandGetKeys(_ *conn, w *resp.Writer, args [][]byte) error {
+	return writeKeys(w, args, false)
+}
+func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) error {
+	return writeKeys(w, args, true)
+}
 
-func writeKeys(w *resp.Writer, args [][]byte, withFlags bool) {
+func writeKeys(w *resp.Writer, args [][]byte, withFlags bool) error {
 	cmd, args, bad := ofCommand(args)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	spans := both(cmd.keySpans(args))
 	w.Array(keysIn(spans))
@@ -158,6 +161,7 @@ func writeKeys(w *resp.Writer, args [][]byte, withFlags bool) {
 			writeAll(w, flags)
 		}
 	}
+	return nil
 }
 
 // ofCommand finds the command that GETKEYS is about, and its words; bad is the error reply.

@@ -550,20 +550,16 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 			return err
 		}
 	default:
-		cmd.conn(c, w, args)
+		writeRefusal(w, cmd.conn(c, w, args))
 	}
 	w.Proto = c.proto
-	took := time.Since(b.start)
-	c.noteAnswer(cmd, w, start, w.Errors-errs, took)
-	c.noteSlow(cmd, args, took)
-	b.heed = c.g.heed.Load()                                        // it may have changed that, or taken long
-	if b.heed&heedMonitor != 0 && cmd.keys == nil && c.shows(cmd) { // what is staged shows itself
-		c.showCommand(cmd, args, len(args), c.db)
-	}
-	c.told(cmd, w, start, w.Errors != errs, took)
-	if err := c.replied(w, start, false); err != nil {
+	b.heed = c.g.heed.Load() // it may have changed that, or taken long
+	x := ended{cmd: cmd, args: args, start: start, errs: errs, took: time.Since(b.start),
+		shown: b.heed&heedMonitor == 0 || cmd.keys != nil} // what is staged shows itself
+	if err := b.finish(&x); err != nil {
 		return err
 	}
+	b.countAlike()
 	if c.closing {
 		return errClosing
 	}

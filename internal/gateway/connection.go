@@ -41,41 +41,38 @@ func (c *conn) auth(name, user, password []byte) (bad string) {
 
 // cmdAuth takes a password, or a user and a password; while default needs none the second
 // form succeeds for it, as in Redis, since clients send it unasked.
-func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
+func cmdAuth(c *conn, w *resp.Writer, args [][]byte) error {
 	user, password := []byte(acl.DefaultUser), args[1]
 	switch {
 	case len(args) > 3:
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	case len(args) == 3:
 		user, password = args[1], args[2]
 	case c.g.users.Default().Rights().Open():
-		w.Error("ERR AUTH <password> called without any password configured for the default user. Are you sure your " +
+		return refusal("ERR AUTH <password> called without any password configured for the default user. Are you " +
+			"sure your " +
 			"configuration is correct?")
-		return
 	}
 	if bad := c.auth(args[0], user, password); bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	w.OK()
+	return nil
 }
 
 // cmdHello changes nothing unless all of its arguments are good, AUTH apart. The protocol
 // changes with this very reply, which is why the writer is told before it is written.
 // The reply has the fields of Redis 7 in its order. version is that of the Redis whose commands these are, since
 // clients decide by it what they may send.
-func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
+func cmdHello(c *conn, w *resp.Writer, args [][]byte) error {
 	proto := c.proto
 	if len(args) > 1 {
 		v, ok := resp.ParseInt(args[1])
 		if !ok {
-			w.Error("ERR Protocol version is not an integer or out of range")
-			return
+			return refusal("ERR Protocol version is not an integer or out of range")
 		}
 		if v < 2 || v > 3 {
-			w.Error("NOPROTO unsupported protocol version")
-			return
+			return refusal("NOPROTO unsupported protocol version")
 		}
 		proto = int(v)
 	}
@@ -85,27 +82,24 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 		switch {
 		case fold(args[i], "auth") && more >= 2:
 			if bad := c.auth(args[0], args[i+1], args[i+2]); bad != "" {
-				w.Error(bad)
-				return
+				return refusal(bad)
 			}
 			i += 3
 		case fold(args[i], "setname") && more >= 1:
 			name = args[i+1]
 			if !validName(name) {
-				w.Error(errClientName)
-				return
+				return refusal(errClientName)
 			}
 			i += 2
 		default:
-			w.Error("ERR Syntax error in HELLO option '" + string(args[i]) + "'")
-			return
+			return refusal("ERR Syntax error in HELLO option '" + string(args[i]) + "'")
 		}
 	}
 	if !c.authed && !c.admitted() {
-		w.Error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH " +
+		return refusal("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO " +
+			"<proto> AUTH " +
 			"<user> <pass> option can be used to authenticate the client and select the RESP protocol version at the " +
 			"same time")
-		return
 	}
 	if name != nil {
 		c.setName(name)
@@ -128,6 +122,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	w.BulkString("master")
 	w.BulkString("modules")
 	w.Array(0)
+	return nil
 }
 
 // protocolBehind is the protocol behind a HELLO in a transaction, whose turn comes when the replies behind it have been
@@ -155,7 +150,7 @@ func protocolBehind(args [][]byte, proto int) int {
 
 // cmdReset leaves the connection as a new one is, the limits of a stranger included. Proxies
 // send it between two users of one connection.
-func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdReset(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.stopListening()
 	c.stopTracking()
 	c.stopMonitoring()
@@ -163,24 +158,26 @@ func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
 	c.setName(nil)
 	c.becomeNew()
 	w.Simple("RESET")
+	return nil
 }
 
 // cmdQuit answers first; what was pipelined behind it is not performed.
-func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.closing = true
 	w.OK()
+	return nil
 }
 
 // cmdPing never asks the store: it tells that the gateway is alive. That the store can be
 // reached is for the health endpoint.
-func cmdPing(c *conn, w *resp.Writer, args [][]byte) {
+func cmdPing(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case len(args) <= 2 && c.proto == 2 && c.listens.Load() > 0:
 		// In the form of a message, since the client reads nothing else now.
 		w.Array(2)
 		w.BulkString("pong")
 		w.Bulk(slices.Concat(args[1:]...))
-		return
+		return nil
 	}
 	switch len(args) {
 	case 1:
@@ -188,11 +185,12 @@ func cmdPing(c *conn, w *resp.Writer, args [][]byte) {
 	case 2:
 		w.Bulk(args[1])
 	default:
-		w.Error("ERR wrong number of arguments for 'ping' command")
+		return refusal("ERR wrong number of arguments for 'ping' command")
 	}
+	return nil
 }
 
-func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) { w.Bulk(args[1]) }
+func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) error { w.Bulk(args[1]); return nil }
 
 // dbIndex reads the number of a database.
 // Databases are numbered from 0, as in Options.Databases; bad is the error reply.
@@ -210,12 +208,12 @@ func (c *conn) dbIndex(b []byte) (db int, bad string) {
 }
 
 // cmdSelect costs nothing: the clients of all databases are open from the start.
-func cmdSelect(c *conn, w *resp.Writer, args [][]byte) {
+func cmdSelect(c *conn, w *resp.Writer, args [][]byte) error {
 	db, bad := c.dbIndex(args[1])
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	c.use(db)
 	w.OK()
+	return nil
 }

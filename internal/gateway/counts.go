@@ -212,7 +212,8 @@ func (c *commandTally) percentile(p float64) float64 {
 var unsafeInInfo = strings.NewReplacer("#", "_", ":", "_", "\n", "_", "\r", "_")
 
 // cmdConfigResetStat sets back what INFO shows. Counters that Prometheus reads go on.
-func cmdConfigResetStat(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdConfigResetStat(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.g.resetCounts()
 	w.OK()
+	return nil
 }

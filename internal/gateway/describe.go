@@ -26,16 +26,20 @@ func servedCommands() []*command {
 
 // cmdCommand describes all commands; redis-cli and cluster clients ask for it as they connect,
 // to learn which arguments are keys.
-func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
+func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) error {
 	all := servedCommands()
 	w.Array(len(all))
 	for _, c := range all {
 		describe(w, c)
 	}
+	return nil
 }
 
 // cmdCommandCount counts what COMMAND describes, without subcommands.
-func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(int64(len(servedCommands()))) }
+func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) error {
+	w.Int(int64(len(servedCommands())))
+	return nil
+}
 
 // named finds "get" and "config|get".
 // It returns nil for a command that is not served, too.
@@ -53,10 +57,9 @@ func named(b []byte) *command {
 
 // cmdCommandInfo says null for a command that is not served, as Redis does for those it does not
 // know.
-func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
+func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args) == 2 {
-		cmdCommand(c, w, args)
-		return
+		return cmdCommand(c, w, args)
 	}
 	w.Array(len(args) - 2)
 	for _, a := range args[2:] {
@@ -66,6 +69,7 @@ func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
 			w.NullArray()
 		}
 	}
+	return nil
 }
 
 // describe is a command as COMMAND tells of it: ten fields since Redis 7. Flags, tips and key specifications are those
@@ -123,7 +127,7 @@ func describeFlags(w *resp.Writer, c *command, cats []string) {
 }
 
 // cmdCommandDocs is what redis-cli's help and completion are made of.
-func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) {
+func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) error {
 	var list []*command
 	if len(args) == 2 {
 		list = servedCommands()
@@ -137,6 +141,7 @@ func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) {
 	for _, c := range list {
 		document(w, c)
 	}
+	return nil
 }
 
 // document writes what redis-cli needs, with Redis's arguments; subcommands are documented within their
@@ -175,7 +180,7 @@ func document(w *resp.Writer, c *command) {
 
 // cmdCommandList filters as Redis does. There are no modules, so the filter by one leaves
 // nothing.
-func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
+func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) error {
 	list := servedCommands()
 	if len(args) > 2 {
 		var want func(c *command) bool
@@ -191,8 +196,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 			want = func(*command) bool { return false }
 		}
 		if want == nil {
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 		list = slices.DeleteFunc(list, func(c *command) bool { return !want(c) })
 	}
@@ -200,6 +204,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 	for _, c := range list {
 		w.BulkString(c.name)
 	}
+	return nil
 }
 
 // both is for loops over what keySpans returns.

@@ -13,17 +13,17 @@ import (
 // move between this store and Redis in both directions, as long as neither has a kind of value that the other has not.
 
 // cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
-func cmdDump(k *key, args [][]byte, w *resp.Writer) {
+func cmdDump(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
 		w.Null()
-		return
+		return nil
 	}
 	v, err := partsOf(k.typ, k.value)
 	if err != nil {
-		w.Error(collectionError(k.typ, args[1], err))
-		return
+		return refusal(collectionError(k.typ, args[1], err))
 	}
 	w.Bulk(rdb.Append(nil, v))
+	return nil
 }
 
 // restoreArgs are the options of RESTORE. The time of the last use is checked, and means nothing here.
@@ -85,31 +85,27 @@ func mostRestored(payload []byte) int {
 
 // cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
 // The time is in ms, from now on or as Unix time with ABSTTL, and 0 is never. A time that has passed leaves no key.
-func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
+func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseRestore(args)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if !a.replace && k.present {
-		w.Error("BUSYKEY Target key name already exists.")
-		return
+		return refusal("BUSYKEY Target key name already exists.")
 	}
 	ttl, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	if ttl < 0 {
-		w.Error("ERR Invalid TTL value, must be >= 0")
-		return
+		return refusal("ERR Invalid TTL value, must be >= 0")
 	}
 	// Parse is bounded by the room that there is. If that was the reason to fail, the command runs again with all that
 	// it may need.
 	v, err := rdb.Parse(args[3], k.room)
 	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
 		k.want = most // it may be only that there is little room
-		return
+		return nil
 	}
 	var value []byte
 	var t client.Type
@@ -118,14 +114,11 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 	}
 	switch {
 	case errors.Is(err, rdb.ErrChecksum):
-		w.Error("ERR DUMP payload version or checksum are wrong")
-		return
+		return refusal("ERR DUMP payload version or checksum are wrong")
 	case errors.Is(err, rdb.ErrFormat):
-		w.Error("ERR Bad data format")
-		return
+		return refusal("ERR Bad data format")
 	case err != nil:
-		w.Error(collectionError(t, args[1], err))
-		return
+		return refusal(collectionError(t, args[1], err))
 	}
 	if ttl != 0 && !a.absolute {
 		ttl += k.now
@@ -133,4 +126,5 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 	k.flags = 0
 	k.setAs(t, value, ttl)
 	w.OK()
+	return nil
 }

@@ -13,12 +13,13 @@ import (
 )
 
 // cmdType names types as Redis does.
-func cmdType(k *key, _ [][]byte, w *resp.Writer) {
+func cmdType(k *key, _ [][]byte, w *resp.Writer) error {
 	if k.present {
 		w.Simple(k.typ.String())
 	} else {
 		w.Simple("none")
 	}
+	return nil
 }
 
 // ttl tells when the key expires: -2 if there is none, -1 if never. Seconds are rounded to the
@@ -41,36 +42,41 @@ func ttl(k *key, w *resp.Writer, absolute, millis bool) {
 }
 
 // cmdTTL and the others that tell an expiry differ in their unit, and in whether it counts from now.
-func cmdTTL(k *key, _ [][]byte, w *resp.Writer)         { ttl(k, w, false, false) }
-func cmdPTTL(k *key, _ [][]byte, w *resp.Writer)        { ttl(k, w, false, true) }
-func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer)  { ttl(k, w, true, false) }
-func cmdPExpireTime(k *key, _ [][]byte, w *resp.Writer) { ttl(k, w, true, true) }
+func cmdTTL(k *key, _ [][]byte, w *resp.Writer) error         { ttl(k, w, false, false); return nil }
+func cmdPTTL(k *key, _ [][]byte, w *resp.Writer) error        { ttl(k, w, false, true); return nil }
+func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer) error  { ttl(k, w, true, false); return nil }
+func cmdPExpireTime(k *key, _ [][]byte, w *resp.Writer) error { ttl(k, w, true, true); return nil }
 
 // cmdPersist writes only if there is an expiry to remove.
-func cmdPersist(k *key, _ [][]byte, w *resp.Writer) {
+func cmdPersist(k *key, _ [][]byte, w *resp.Writer) error {
 	yes := k.present && k.expires != 0
 	if yes {
 		k.set(k.value, 0)
 	}
 	w.Int(bit(yes))
+	return nil
 }
 
 // cmdExpire and the others that set an expiry differ likewise. Each rewrites the record, since the expiry is a part of
 // it.
-func cmdExpire(k *key, args [][]byte, w *resp.Writer)  { expire(k, args, w, "expire", true, false) }
-func cmdPExpire(k *key, args [][]byte, w *resp.Writer) { expire(k, args, w, "pexpire", false, false) }
-func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) {
-	expire(k, args, w, "expireat", true, true)
+func cmdExpire(k *key, args [][]byte, w *resp.Writer) error {
+	return expire(k, args, w, "expire", true, false)
 }
-func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) {
-	expire(k, args, w, "pexpireat", false, true)
+func cmdPExpire(k *key, args [][]byte, w *resp.Writer) error {
+	return expire(k, args, w, "pexpire", false, false)
+}
+func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) error {
+	return expire(k, args, w, "expireat", true, true)
+}
+func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) error {
+	return expire(k, args, w, "pexpireat", false, true)
 }
 
 // expire is the four commands that set the expiry. Redis's order of checks is kept: options,
 // their combination, the number, and then the key. A time that has passed deletes the key and is
 // answered with 1.
 // A key that does not expire has, to GT and LT, the expiry at infinity.
-func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) {
+func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) error {
 	var nx, xx, gt, lt bool
 	for _, o := range args[3:] {
 		switch {
@@ -83,41 +89,35 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 		case fold(o, "lt"):
 			lt = true
 		default:
-			w.Error("ERR Unsupported option " + string(o))
-			return
+			return refusal("ERR Unsupported option " + string(o))
 		}
 	}
 	switch {
 	case nx && (xx || gt || lt):
-		w.Error("ERR NX and XX, GT or LT options at the same time are not compatible")
-		return
+		return refusal("ERR NX and XX, GT or LT options at the same time are not compatible")
 	case gt && lt:
-		w.Error("ERR GT and LT options at the same time are not compatible")
-		return
+		return refusal("ERR GT and LT options at the same time are not compatible")
 	}
 	at, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	if seconds {
 		if at > math.MaxInt64/1000 || at < math.MinInt64/1000 {
-			w.Error(badExpire(name))
-			return
+			return refusal(badExpire(name))
 		}
 		at *= 1000
 	}
 	if !absolute {
 		if at > math.MaxInt64-k.now {
-			w.Error(badExpire(name))
-			return
+			return refusal(badExpire(name))
 		}
 		at += k.now
 	}
 	has := k.expires != 0
 	if !k.present || nx && has || xx && !has || gt && (!has || at <= k.expires) || lt && has && at >= k.expires {
 		w.Int(0)
-		return
+		return nil
 	}
 	if at <= k.now {
 		k.delete()
@@ -125,10 +125,11 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 		k.set(k.value, at)
 	}
 	w.Int(1)
+	return nil
 }
 
 // cmdEncoding answers as Redis would after SET; records here are all alike.
-func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
+func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) error {
 	_, isInt := resp.ParseInt(k.value)
 	switch {
 	case !k.present:
@@ -142,6 +143,7 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 	default:
 		w.BulkString("raw")
 	}
+	return nil
 }
 
 // encodingOf is the one that Redis would have chosen for a collection.
@@ -175,12 +177,13 @@ func (e *encodingLimits) encodingOf(t client.Type, value []byte) string {
 }
 
 // cmdRefcount is 1: no two keys share a value.
-func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
+func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) error {
 	if k.present {
 		w.Int(1)
 	} else {
 		w.Null()
 	}
+	return nil
 }
 
 // adjust ends two of Redis's error texts.
@@ -188,20 +191,19 @@ const adjust = " Please note that when switching between policies at runtime LRU
 	"adjust."
 
 // cmdFreq answers as a Redis whose policy is about time: counts of uses mean something to clients of the store alone.
-func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
+func cmdFreq(k *key, _ [][]byte, w *resp.Writer) error {
 	if !k.present {
 		w.Null()
-		return
+		return nil
 	}
-	w.Error("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
+	return refusal("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
 }
 
 // cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is
 // noted, and the error is that of a Redis that counts uses only. It is no keyFunc, since the time is not in the record.
-func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
+func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) error {
 	if bad := badKey(c.in, args[2]); bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	ago, noted, err := time.Duration(0), false, error(nil)
 	if tools, ok := inside.Find(c.in.api); ok {
@@ -213,12 +215,13 @@ func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
 	case errors.Is(err, client.ErrNotFound):
 		w.Null()
 	case err != nil:
-		w.Error(c.g.storeError(err))
+		return refusal(c.g.storeError(err))
 	case !noted:
-		w.Error("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
+		return refusal("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
 	default:
 		w.Int(int64(ago / time.Second))
 	}
+	return nil
 }
 
 // recordOverhead is what a record and its slot take beside key and value, and
@@ -231,24 +234,22 @@ const (
 // cmdMemoryUsage estimates one copy of the record. SAMPLES is checked and ignored, since a
 // string has nothing to sample.
 // The unit is bytes. Each further copy takes as much, and the index its share besides.
-func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) {
+func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) error {
 	if rest := args[3:]; len(rest) > 0 {
 		if len(rest) != 2 || !fold(rest[0], "samples") {
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 		if n, ok := resp.ParseInt(rest[1]); !ok {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		} else if n < 0 {
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 	}
 	if !k.present {
 		w.Null()
-		return
+		return nil
 	}
 	n := recordOverhead + len(args[2]) + len(k.value)
 	w.Int(int64((n + recordUnit - 1) / recordUnit * recordUnit))
+	return nil
 }

@@ -135,7 +135,9 @@ func functionCommands() []*command {
 			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
 			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts "+
 				"libraries and functions."),
-			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) { c.killScript(w, args, true) },
+			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) error {
+				return c.killScript(w, args, true)
+			},
 				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
 			helpOf("function", functionHelp...)),
 	}
@@ -171,27 +173,26 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
 // It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
 // libraries of up to libraryAge ago.
 func functionCaller(readOnly bool) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
 			t.err = err
-			return
+			return nil
 		}
 		if f.library == nil {
-			w.Error("ERR Function not found")
-			return
+			return refusal("ERR Function not found")
 		}
 		n, bad := keysOfScript(args, "ERR Bad number of keys provided")
 		if bad == "" && readOnly && !f.NoWrites() {
 			bad = errScriptFlag
 		}
 		if bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		t.runScript(runningScript{name: f.Name, args: args}, true, f.NoWrites(), func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
 		})
+		return nil
 	}
 }
 
@@ -220,18 +221,17 @@ func (t *staged) function(name []byte) (f function, err error) {
 
 // functionLoad replies with the library's name. The library takes effect with all that is staged, at all gateways
 // within libraryAge.
-func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
+func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
 		if !fold(a, "replace") {
-			w.Error("ERR Unknown option given: " + clip(a, 4096))
-			return
+			return refusal("ERR Unknown option given: " + clip(a, 4096))
 		}
 		replace = true
 	}
 	set, k, ok := t.libraries()
 	if !ok {
-		return
+		return nil
 	}
 	source := args[len(args)-1]
 	name, err := luascript.LibraryName(source)
@@ -243,7 +243,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 		unlock, lockErr := t.c.lockLoading()
 		if lockErr != nil {
 			t.err = lockErr
-			return
+			return nil
 		}
 		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without
 		// effects.
@@ -251,70 +251,68 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 		unlock()
 	}
 	if err != nil {
-		w.Error("ERR " + err.Error())
-		return
+		return refusal("ERR " + err.Error())
 	}
 	set.remove(name)
 	if taken := set.add(l); taken != "" {
-		w.Error("ERR Function " + taken + " already exists")
-		return
+		return refusal("ERR Function " + taken + " already exists")
 	}
 	if k.setLibraries(set, w) {
 		w.BulkString(name)
 	}
+	return nil
 }
 
 // functionDelete deletes a library with all its functions. Calls that are running go on.
-func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
+func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 	set, k, ok := t.libraries()
 	if !ok {
-		return
+		return nil
 	}
 	name := string(args[2])
 	if set.libraries[name] == nil {
-		w.Error("ERR Library not found")
-		return
+		return refusal("ERR Library not found")
 	}
 	set.remove(name)
 	if k.setLibraries(set, w) {
 		w.OK()
 	}
+	return nil
 }
 
 // functionFlush does not look into the libraries, so it also gets rid of ones that cannot be read.
-func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
+func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 	switch {
 	case len(args) > 3:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try FUNCTION HELP.")
-		return
+
 	case len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async"):
-		w.Error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
-		return
+		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
 	if k := t.librariesKey(); !t.failed() {
 		k.setLibraries(newLibrarySet(), w)
 		w.OK()
 	}
+	return nil
 }
 
 // functionRestore adds all libraries of a payload, or none. With FLUSH those that there are go, and are not looked
 // into.
-func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
+func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	flush, replace := false, false
 	switch {
 	case len(args) > 4:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try FUNCTION HELP.")
-		return
+
 	case len(args) == 3, fold(args[3], "append"):
 	case fold(args[3], "replace"):
 		replace = true
 	case fold(args[3], "flush"):
 		flush = true
 	default:
-		w.Error("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
-		return
+		return refusal("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
 	}
 	// The key is a condition with FLUSH, too, though nothing of it counts: its version is what the write compares.
 	set, k, ok := newLibrarySet(), t.librariesKey(), !t.failed()
@@ -322,12 +320,12 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 		set, k, ok = t.libraries()
 	}
 	if !ok {
-		return
+		return nil
 	}
 	unlock, err := t.c.lockLoading()
 	if err != nil {
 		t.err = err
-		return
+		return nil
 	}
 	more, err := t.c.loadAll(args[2], set)
 	unlock()
@@ -335,12 +333,12 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 		err = set.join(more, replace)
 	}
 	if err != nil {
-		w.Error("ERR " + err.Error())
-		return
+		return refusal("ERR " + err.Error())
 	}
 	if k.setLibraries(set, w) {
 		w.OK()
 	}
+	return nil
 }
 
 // join adds the libraries of another set.
@@ -365,14 +363,15 @@ func (s *librarySet) join(more *librarySet, replace bool) error {
 }
 
 // functionDump gives all libraries as FUNCTION RESTORE takes them, here and in Redis.
-func functionDump(t *staged, _ [][]byte, w *resp.Writer) {
+func functionDump(t *staged, _ [][]byte, w *resp.Writer) error {
 	if set, _, ok := t.libraries(); ok {
 		w.Bulk(set.payload())
 	}
+	return nil
 }
 
 // functionList lists libraries and functions in the order of their names.
-func functionList(t *staged, args [][]byte, w *resp.Writer) {
+func functionList(t *staged, args [][]byte, w *resp.Writer) error {
 	var pattern []byte
 	withCode := false
 	for i := 2; i < len(args); i++ {
@@ -381,18 +380,16 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 			withCode = true
 		case pattern == nil && fold(a, "libraryname"):
 			if i++; i == len(args) {
-				w.Error("ERR library name argument was not given")
-				return
+				return refusal("ERR library name argument was not given")
 			}
 			pattern = args[i]
 		default:
-			w.Error("ERR Unknown argument " + clip(a, 4096))
-			return
+			return refusal("ERR Unknown argument " + clip(a, 4096))
 		}
 	}
 	set, _, ok := t.libraries()
 	if !ok {
-		return
+		return nil
 	}
 	list := set.sorted()
 	if pattern != nil {
@@ -405,6 +402,7 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 	for _, l := range list {
 		writeLibrary(w, l, withCode)
 	}
+	return nil
 }
 
 // writeLibrary is a library in FUNCTION LIST, with the fields of Redis 7.0 in its order.
@@ -443,10 +441,10 @@ func writeLibrary(w *resp.Writer, l *luascript.Library, withCode bool) {
 }
 
 // functionStats shows the function of this gateway that began first, of those in databases that the user may work in.
-func functionStats(t *staged, args [][]byte, w *resp.Writer) {
+func functionStats(t *staged, args [][]byte, w *resp.Writer) error {
 	set, _, ok := t.libraries()
 	if !ok {
-		return
+		return nil
 	}
 	w.Map(2)
 	w.BulkString("running_script")
@@ -477,4 +475,5 @@ func functionStats(t *staged, args [][]byte, w *resp.Writer) {
 	w.Int(int64(len(set.libraries)))
 	w.BulkString("functions_count")
 	w.Int(int64(functions))
+	return nil
 }

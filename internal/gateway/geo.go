@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/geo"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -101,7 +102,7 @@ func parsePosition(args [][]byte) (p geo.Position, bad string) {
 }
 
 // cmdGeoAdd is ZADD with the positions' scores. All positions are read before any is added.
-func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
+func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
 	var a zaddArgs
 	opts := args[2:]
 	for len(opts) > 0 {
@@ -114,58 +115,54 @@ func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
 			a.ch = true
 		default:
 			if len(opts)%3 != 0 || a.nx && a.xx {
-				w.Error(errSyntax)
-				return
+				return refusal(errSyntax)
 			}
 			for i := 0; i < len(opts); i += 3 {
 				p, bad := parsePosition(opts[i:])
 				if bad != "" {
-					w.Error(bad)
-					return
+					return refusal(bad)
 				}
 				a.scores, a.members = append(a.scores, float64(p.Score())), append(a.members, opts[i+2])
 			}
-			zadd(k, args[1], &a, w)
-			return
+			return zadd(k, args[1], &a, w)
 		}
 		opts = opts[1:]
 	}
-	w.Error(errSyntax)
+	return refusal(errSyntax)
 }
 
 // cmdGeoDist is null if one of the members is not there. Positions have the precision of their score, some metre.
-func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) {
+func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
 	unit := 1.0
 	if len(args) == 5 {
 		var bad string
 		if unit, bad = unitOf(args[4]); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 	} else if len(args) > 5 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	a, b := z.Find(args[2]), z.Find(args[3])
 	if a < 0 || b < 0 {
 		w.Null()
-		return
+		return nil
 	}
 	writeDistance(w, geo.Distance(geo.Decode(z.Score(a)), geo.Decode(z.Score(b)))/unit)
+	return nil
 }
 
 // writeDistance writes four digits behind the point, in whichever unit.
 func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat(d, 'f', 4, 64)) }
 
 // cmdGeoHash gives the usual geohash, of latitudes up to 90°, and not the one of the score.
-func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -175,13 +172,14 @@ func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
 			w.BulkString(geo.Decode(z.Score(at)).Hash())
 		}
 	}
+	return nil
 }
 
 // cmdGeoPos gives the middle of each score's cell, and not the position that was added.
-func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
@@ -191,6 +189,7 @@ func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
 			writePosition(w, geo.Decode(z.Score(at)))
 		}
 	}
+	return nil
 }
 
 // writePosition writes 17 digits without trailing zeros, as Redis does; in RESP3 they are doubles of that text.
@@ -233,7 +232,7 @@ type geopoint struct {
 // georadius makes a command of a query that knows what kind of command it is.
 // The key's type is looked at before the arguments. Without the key most mistakes in the arguments are still found.
 func georadius(kind geoquery) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		q := kind
 		name := args[1]
 		if q.storeFirst {
@@ -242,14 +241,13 @@ func georadius(kind geoquery) severalFunc {
 			t.load(args[1:3]...)
 		}
 		k := t.key(name)
-		z, ok := k.sortedSet(name, w)
-		if !ok {
-			return
+		z, err := k.sortedSet(name)
+		if err != nil {
+			return err
 		}
 		// A center that is a member needs the set, which is why the key is read before.
-		if bad := q.parse(args, z, k.present); bad != "" {
-			w.Error(bad)
-			return
+		if err := q.parse(args, z, k.present); err != nil {
+			return err
 		}
 		var found []geopoint
 		if k.present {
@@ -257,7 +255,7 @@ func georadius(kind geoquery) severalFunc {
 		}
 		if q.store == nil {
 			q.write(w, found)
-			return
+			return nil
 		}
 		list := make([]collection.ZEntry, len(found))
 		for i, p := range found {
@@ -265,14 +263,17 @@ func georadius(kind geoquery) severalFunc {
 				list[i].Score = p.metres / q.shape.Unit
 			}
 		}
-		if t.key(q.store).storeSortedSet(list, w) {
-			w.Int(int64(len(list)))
+		if err := t.key(q.store).storeSortedSet(list); err != nil {
+			return err
 		}
+		w.Int(int64(len(list)))
+		return nil
 	}
 }
 
-// parse reads all arguments, and returns the error reply otherwise.
-func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad string) {
+// parse reads all arguments.
+func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) error {
+	var bad string
 	switch {
 	case q.search:
 	// Without the key there is no member to begin with, and nothing to be found, so Redis does not look at the radius.
@@ -285,14 +286,15 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad st
 			bad = q.parseRadius(args[4:])
 		}
 	}
-	for opts := args[q.at:]; len(opts) > 0 && bad == ""; {
-		var n int
-		if n, bad = q.parseOption(opts, z, present); bad == "" {
-			opts = opts[n:]
-		}
-	}
 	if bad != "" {
-		return bad
+		return refusal(bad)
+	}
+	p := optionsOf(args[q.at:])
+	for p.More() {
+		q.parseOption(&p, z, present)
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	// Errors repeat the command's name as the client wrote it.
 	name := string(args[0])
@@ -302,88 +304,91 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad st
 		if q.storeFirst {
 			what = "GEOSEARCHSTORE"
 		}
-		return "ERR " + what + " is not compatible with WITHDIST, WITHHASH and WITHCOORD options"
+		return refusal("ERR " + what + " is not compatible with WITHDIST, WITHHASH and WITHCOORD options")
 	case q.search && !q.fromMember && !q.fromPosition:
-		return "ERR exactly one of FROMMEMBER or FROMLONLAT can be specified for " + name
+		return refusal("ERR exactly one of FROMMEMBER or FROMLONLAT can be specified for " + name)
 	case q.search && !q.byRadius && !q.byBox:
-		return "ERR exactly one of BYRADIUS and BYBOX can be specified for " + name
+		return refusal("ERR exactly one of BYRADIUS and BYBOX can be specified for " + name)
 	case q.any && q.count == 0:
-		return "ERR the ANY argument requires COUNT argument"
+		return refusal("ERR the ANY argument requires COUNT argument")
 	}
-	return ""
+	return nil
 }
 
-// parseOption reads one option and what belongs to it: n arguments.
-func (q *geoquery) parseOption(opts [][]byte, z collection.ZSet, present bool) (n int, bad string) {
-	o, more := opts[0], len(opts)-1
+// parseOption reads one option and what belongs to it.
+func (q *geoquery) parseOption(p *args.Parser, z collection.ZSet, present bool) {
+	stores := !q.readOnly && !q.search
 	switch {
-	case fold(o, "withdist"):
+	case p.Flag("withdist"):
 		q.withDist = true
-	case fold(o, "withhash"):
+	case p.Flag("withhash"):
 		q.withHash = true
-	case fold(o, "withcoord"):
+	case p.Flag("withcoord"):
 		q.withCoord = true
-	case fold(o, "any"):
+	case p.Flag("any"):
 		q.any = true
-	case fold(o, "asc"):
+	case p.Flag("asc"):
 		q.asc, q.desc = true, false
-	case fold(o, "desc"):
+	case p.Flag("desc"):
 		q.asc, q.desc = false, true
-	case fold(o, "count") && more > 0:
-		var ok bool
-		if q.count, ok = resp.ParseInt(opts[1]); !ok {
-			return 0, errNotInt
+	case p.Option("count", 1):
+		if q.count = p.Int(); q.count <= 0 {
+			p.Refuse("ERR COUNT must be > 0")
 		}
-		if q.count <= 0 {
-			return 0, "ERR COUNT must be > 0"
-		}
-		return 2, ""
 	// The result goes to the key of the last such option.
-	case !q.readOnly && !q.search && (fold(o, "store") || fold(o, "storedist")) && more > 0:
-		q.store, q.storeDist = opts[1], len(o) > len("store")
-		return 2, ""
-	case q.storeFirst && fold(o, "storedist"):
+	case stores && p.Option("store", 1):
+		q.store, q.storeDist = p.Str(), false
+	case stores && p.Option("storedist", 1):
+		q.store, q.storeDist = p.Str(), true
+	case q.storeFirst && p.Flag("storedist"):
 		q.storeDist = true
 	case q.search:
-		return q.parseShape(opts, z, present)
+		q.parseShape(p, z, present)
 	default:
-		return 0, errSyntax
+		p.Wrong()
 	}
-	return 1, ""
 }
 
 // parseShape reads the options that GEOSEARCH has for center and shape.
-func (q *geoquery) parseShape(opts [][]byte, z collection.ZSet, present bool) (n int, bad string) {
-	o, more := opts[0], len(opts)-1
+func (q *geoquery) parseShape(p *args.Parser, z collection.ZSet, present bool) {
+	var bad string
 	switch {
-	case fold(o, "frommember") && more > 0 && !q.fromPosition:
+	case !q.fromPosition && p.Option("frommember", 1):
+		member := p.Str()
 		if q.fromMember = true; present {
-			bad = q.fromMemberOf(z, opts[1])
+			bad = q.fromMemberOf(z, member)
 		}
-		return 2, bad
-	case fold(o, "fromlonlat") && more > 1 && !q.fromMember:
+	case !q.fromMember && p.Option("fromlonlat", 2):
 		q.fromPosition = true
-		q.shape.Center, bad = parsePosition(opts[1:])
-		return 3, bad
-	case fold(o, "byradius") && more > 1 && !q.byBox:
+		q.shape.Center, bad = parsePosition([][]byte{p.Str(), p.Str()})
+	case !q.byBox && p.Option("byradius", 2):
 		q.byRadius = true
-		return 3, q.parseRadius(opts[1:])
-	case fold(o, "bybox") && more > 2 && !q.byRadius:
+		bad = q.parseRadius([][]byte{p.Str(), p.Str()})
+	case !q.byRadius && p.Option("bybox", 3):
 		q.byBox, q.shape.Box = true, true
-		var ok bool
-		if q.shape.Width, ok = scoreOf(opts[1]); !ok {
-			return 0, "ERR need numeric width"
-		}
-		if q.shape.Height, ok = scoreOf(opts[2]); !ok {
-			return 0, "ERR need numeric height"
-		}
-		if q.shape.Height < 0 || q.shape.Width < 0 {
-			return 0, "ERR height or width cannot be negative"
-		}
-		q.shape.Unit, bad = unitOf(opts[3])
-		return 4, bad
+		width, height, unit := p.Str(), p.Str(), p.Str()
+		bad = q.parseBox(width, height, unit)
+	default:
+		bad = errSyntax
 	}
-	return 0, errSyntax
+	if bad != "" {
+		p.Refuse(refusal(bad))
+	}
+}
+
+func (q *geoquery) parseBox(width, height, unit []byte) (bad string) {
+	var ok bool
+	if q.shape.Width, ok = scoreOf(width); !ok {
+		return "ERR need numeric width"
+	}
+	if q.shape.Height, ok = scoreOf(height); !ok {
+		return "ERR need numeric height"
+	}
+	if q.shape.Height < 0 || q.shape.Width < 0 {
+		return "ERR height or width cannot be negative"
+	}
+	q.shape.Unit, bad = unitOf(unit)
+	return bad
 }
 
 // fromMemberOf makes a member the center.

@@ -146,17 +146,19 @@ func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int,
 }
 
 // cmdHSet replies with how many fields are new; those that were there have their new values all the same.
-func cmdHSet(k *key, args [][]byte, w *resp.Writer) {
+func cmdHSet(k *key, args [][]byte, w *resp.Writer) error {
 	if n, ok := hset(k, args, w, "hset"); ok {
 		w.Int(int64(n))
 	}
+	return nil
 }
 
 // cmdHMSet is HSET with the reply OK.
-func cmdHMSet(k *key, args [][]byte, w *resp.Writer) {
+func cmdHMSet(k *key, args [][]byte, w *resp.Writer) error {
 	if _, ok := hset(k, args, w, "hmset"); ok {
 		w.OK()
 	}
+	return nil
 }
 
 // hset is both; name is for the error of a field without a value.
@@ -172,7 +174,7 @@ func hset(k *key, args [][]byte, w *resp.Writer, name string) (added int, ok boo
 }
 
 // cmdHSetNX writes nothing if the field is there, with any value.
-func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) {
+func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) error {
 	switch value, ok := k.hashField(args, w); {
 	case !ok:
 	case value != nil:
@@ -182,13 +184,15 @@ func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) {
 			w.Int(1)
 		}
 	}
+	return nil
 }
 
 // cmdHGet replies null both for a field and for a hash that is not there.
-func cmdHGet(k *key, args [][]byte, w *resp.Writer) {
+func cmdHGet(k *key, args [][]byte, w *resp.Writer) error {
 	if value, ok := k.hashField(args, w); ok {
 		fieldOrNull(value, w)
 	}
+	return nil
 }
 
 func fieldOrNull(value []byte, w *resp.Writer) {
@@ -200,126 +204,130 @@ func fieldOrNull(value []byte, w *resp.Writer) {
 }
 
 // cmdHMGet passes over the hash once for all the fields. Up to 16 values need no memory of their own.
-func cmdHMGet(k *key, args [][]byte, w *resp.Writer) {
+func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Hash, w) {
-		return
+		return nil
 	}
 	var few [16][]byte
 	values, err := k.hash().GetAll(few[:0], args[2:])
 	if err != nil {
-		w.Error(collectionError(client.Hash, args[1], err))
-		return
+		return refusal(collectionError(client.Hash, args[1], err))
 	}
 	w.Array(len(values))
 	for _, v := range values {
 		fieldOrNull(v, w)
 	}
+	return nil
 }
 
 // cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the
 // fields came, which clients must not count on: Redis has another one for large hashes.
-func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) {
+func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Map(n)
 	for field, value := range k.hash().All() {
 		w.Bulk(field)
 		w.Bulk(value)
 	}
+	return nil
 }
 
 // cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in
 // between.
-func cmdHKeys(k *key, args [][]byte, w *resp.Writer) {
+func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Array(n)
 	for field := range k.hash().All() {
 		w.Bulk(field)
 	}
+	return nil
 }
 
-func cmdHVals(k *key, args [][]byte, w *resp.Writer) {
+func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Array(n)
 	for _, value := range k.hash().All() {
 		w.Bulk(value)
 	}
+	return nil
 }
 
 // cmdHLen walks the hash: its number of fields is not kept.
-func cmdHLen(k *key, args [][]byte, w *resp.Writer) {
+func cmdHLen(k *key, args [][]byte, w *resp.Writer) error {
 	if n, ok := k.hashLen(args[1], w); ok {
 		w.Int(int64(n))
 	}
+	return nil
 }
 
 // cmdHStrlen is 0 for a field that is not there, as for an empty value.
-func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) {
+func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) error {
 	if value, ok := k.hashField(args, w); ok {
 		w.Int(int64(len(value)))
 	}
+	return nil
 }
 
-func cmdHExists(k *key, args [][]byte, w *resp.Writer) {
+func cmdHExists(k *key, args [][]byte, w *resp.Writer) error {
 	if value, ok := k.hashField(args, w); ok {
 		w.Int(bit(value != nil))
 	}
+	return nil
 }
 
 // cmdHDel writes only if there is a field to delete.
-func cmdHDel(k *key, args [][]byte, w *resp.Writer) {
+func cmdHDel(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Hash, w) {
-		return
+		return nil
 	}
 	b, ok := k.editable(0)
 	if !ok {
-		return
+		return nil
 	}
 	h, n, err := collection.Hash(b).Delete(args[2:])
 	if err != nil {
-		w.Error(collectionError(client.Hash, args[1], err))
-		return
+		return refusal(collectionError(client.Hash, args[1], err))
 	}
 	if n > 0 && !k.setEdited(client.Hash, h, args[1], w) {
-		return
+		return nil
 	}
 	w.Int(int64(n))
+	return nil
 }
 
 // cmdHIncrBy parses the increment before it looks at the key, as Redis does.
-func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) {
+func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := resp.ParseInt(args[3])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	value, ok := k.hashField(args, w)
 	if !ok {
-		return
+		return nil
 	}
 	old := int64(0)
 	if value != nil {
 		if old, ok = resp.ParseInt(value); !ok {
-			w.Error("ERR hash value is not an integer")
-			return
+			return refusal("ERR hash value is not an integer")
 		}
 	}
 	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
-		w.Error(errOverflow)
-		return
+		return refusal(errOverflow)
 	}
 	var digits [20]byte
 	if k.setField(args, strconv.AppendInt(digits[:0], old+by, 10), w) {
 		w.Int(old + by)
 	}
+	return nil
 }
 
 // setField sets the field that args names, in a hash that has been looked at.
@@ -338,36 +346,33 @@ func (k *key) setField(args [][]byte, value []byte, w *resp.Writer) bool {
 }
 
 // cmdHIncrByFloat counts as INCRBYFLOAT does. The sum is written as text, so that the field may be read as any other.
-func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
+func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := parseLongDouble(args[3])
 	if !ok {
-		w.Error(errNotFloat)
-		return
+		return refusal(errNotFloat)
 	}
 	if by.IsInf() {
-		w.Error("ERR value is NaN or Infinity")
-		return
+		return refusal("ERR value is NaN or Infinity")
 	}
 	value, ok := k.hashField(args, w)
 	if !ok {
-		return
+		return nil
 	}
 	old := new(big.Float).SetPrec(number.LongDoubleBits)
 	if value != nil {
 		if old, ok = parseLongDouble(value); !ok {
-			w.Error("ERR hash value is not a float")
-			return
+			return refusal("ERR hash value is not a float")
 		}
 	}
 	var room [64]byte
 	digits, ok := appendSum(room[:0], old, by)
 	if !ok {
-		w.Error(errNotFinite)
-		return
+		return refusal(errNotFinite)
 	}
 	if k.setField(args, digits, w) {
 		w.Bulk(digits)
 	}
+	return nil
 }
 
 // randomCount parses the count of HRANDFIELD and SRANDMEMBER, of which a negative one allows repetitions.
@@ -413,38 +418,36 @@ func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Wri
 }
 
 // cmdHRandField replies with fields, and WITHVALUES with their values behind them: in RESP3 each pair is an array.
-func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
+func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
 	count, ok := int64(1), true
 	if len(args) > 2 {
 		if count, ok = randomCount(args[2], w); !ok {
-			return
+			return nil
 		}
 	}
 	withValues := len(args) > 3
 	switch {
 	case len(args) > 4 || withValues && !fold(args[3], "withvalues"):
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
-		w.Error("ERR value is out of range")
-		return
+		return refusal("ERR value is out of range")
 	}
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	var few [128]collection.Place
 	places := k.hash().Places(few[:0])
 	switch {
 	case n == 0 && len(args) == 2:
 		w.Null()
-		return
+		return nil
 	case n == 0:
 		w.Array(0)
-		return
+		return nil
 	}
 	if places, ok = randomPlaces(places, count, len(k.value), w); !ok {
-		return
+		return nil
 	}
 	switch {
 	case len(args) == 2:
@@ -463,6 +466,7 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
 			w.Bulk(value)
 		}
 	}
+	return nil
 }
 
 // scanArgs are what HSCAN, SSCAN and ZSCAN are told.
@@ -472,29 +476,24 @@ type scanArgs struct {
 	pattern []byte // nil: all
 }
 
-// parseScan reads the options behind a cursor; bad is the reply to a wrong one. Redis looks at them when it knows that
-// there is a collection of the type.
-func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
+// parseScan reads the options behind a cursor. Redis looks at them when it knows that there is a collection of the
+// type.
+func parseScan(cursor uint64, opts [][]byte) (a scanArgs, err error) {
 	a = scanArgs{cursor: cursor, count: 10}
-	for i := 0; i < len(opts); i += 2 {
+	p := optionsOf(opts)
+	for p.More() {
 		switch {
-		case i+1 == len(opts):
-			return a, errSyntax
-		case fold(opts[i], "count"):
-			var ok bool
-			if a.count, ok = resp.ParseInt(opts[i+1]); !ok {
-				return a, errNotInt
+		case p.Option("count", 1):
+			if a.count = p.Int(); a.count < 1 {
+				p.Wrong()
 			}
-			if a.count < 1 {
-				return a, errSyntax
-			}
-		case fold(opts[i], "match"):
-			a.pattern = opts[i+1]
+		case p.Option("match", 1):
+			a.pattern = p.Str()
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
 // scanOf is the part of HSCAN, SSCAN and ZSCAN before the scan; ok is false behind a reply.
@@ -511,11 +510,9 @@ func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, 
 		replyScan(0, nil, w)
 		return a, false
 	}
-	a, bad := parseScan(cursor, args[3:])
-	if bad != "" {
-		w.Error(bad)
-	}
-	return a, bad == ""
+	a, err := parseScan(cursor, args[3:])
+	writeRefusal(w, err)
+	return a, err == nil
 }
 
 // replyScan is the reply of a scan, with the strings that it found.
@@ -531,10 +528,10 @@ func replyScan(next uint64, found [][]byte, w *resp.Writer) {
 
 // cmdHScan gives a small hash all at once whatever COUNT says, and of a large one about as many fields. The pattern is
 // applied behind that, so a reply may have none and still a cursor.
-func cmdHScan(k *key, args [][]byte, w *resp.Writer) {
+func cmdHScan(k *key, args [][]byte, w *resp.Writer) error {
 	a, ok := k.scanOf(client.Hash, args, w)
 	if !ok {
-		return
+		return nil
 	}
 	var found [][]byte
 	next, err := k.hash().Scan(a.cursor, a.count, func(field, value []byte) {
@@ -543,8 +540,8 @@ func cmdHScan(k *key, args [][]byte, w *resp.Writer) {
 		}
 	})
 	if err != nil {
-		w.Error(collectionError(client.Hash, args[1], err))
-		return
+		return refusal(collectionError(client.Hash, args[1], err))
 	}
 	replyScan(next, found, w)
+	return nil
 }

@@ -56,21 +56,20 @@ func ownHLL(k *key) (b []byte, ok bool) {
 }
 
 // cmdPFAdd replies 1 if the estimate may have changed, or the key was made, and writes only then.
-func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
+func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) error {
 	if !isHLL(k, w) {
-		return
+		return nil
 	}
 	b, ok := ownHLL(k)
 	if !ok {
-		return
+		return nil
 	}
 	// PFADD without elements makes a key that is not there, as in Redis.
 	changed := !k.present
 	for _, e := range args[2:] {
 		now, c, err := collection.AddHyperLogLog(b, e)
 		if err != nil {
-			w.Error(errCorruptHLL)
-			return
+			return refusal(errCorruptHLL)
 		}
 		b, changed = now, changed || c
 	}
@@ -78,49 +77,49 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 		k.set(b, k.expires)
 	}
 	w.Int(bit(changed))
+	return nil
 }
 
 // cmdPFCount of several keys is the estimate of their union.
-func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
+func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) error {
 	t.load(args[1:]...)
 	// An element counts once however many of the keys have counted it: registers are merged by their maxima.
 	var r collection.HyperLogLogRegisters
 	for _, name := range args[1:] {
 		k := t.key(name)
 		if !isHLL(k, w) {
-			return
+			return nil
 		}
 		if k.present && r.Merge(k.value) != nil {
-			w.Error(errCorruptHLL)
-			return
+			return refusal(errCorruptHLL)
 		}
 	}
 	w.Int(int64(r.Count()))
+	return nil
 }
 
 // cmdPFMerge counts its destination as a source, too, and makes it dense if one of them is, as Redis does.
-func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
+func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) error {
 	t.load(args[1:]...)
 	var r collection.HyperLogLogRegisters
 	dense := false
 	for _, name := range args[1:] {
 		k := t.key(name)
 		if !isHLL(k, w) {
-			return
+			return nil
 		}
 		if !k.present {
 			continue
 		}
 		dense = dense || collection.IsDenseHyperLogLog(k.value)
 		if r.Merge(k.value) != nil {
-			w.Error(errCorruptHLL)
-			return
+			return refusal(errCorruptHLL)
 		}
 	}
 	k := t.key(args[1])
 	b, ok := ownHLL(k)
 	if !ok {
-		return
+		return nil
 	}
 	var err error
 	if dense {
@@ -130,26 +129,24 @@ func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
 		b, err = r.AddTo(b)
 	}
 	if err != nil {
-		w.Error(errCorruptHLL)
-		return
+		return refusal(errCorruptHLL)
 	}
 	k.set(b, k.expires)
 	w.OK()
+	return nil
 }
 
 // cmdPFDebug is for tests that compare the representation with Redis's, and for the curious.
-func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
+func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
-		w.Error("ERR The specified key does not exist")
-		return
+		return refusal("ERR The specified key does not exist")
 	}
 	if !isHLL(k, w) {
-		return
+		return nil
 	}
 	var r collection.HyperLogLogRegisters
 	if r.Merge(k.value) != nil {
-		w.Error(errCorruptHLL)
-		return
+		return refusal(errCorruptHLL)
 	}
 	dense := collection.IsDenseHyperLogLog(k.value)
 	switch {
@@ -168,8 +165,7 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 		}
 	case fold(args[1], "decode"):
 		if dense {
-			w.Error("ERR HLL encoding is not sparse")
-			return
+			return refusal("ERR HLL encoding is not sparse")
 		}
 		var s bytes.Buffer
 		collection.EachHyperLogLogRun(k.value, func(n int, v uint8, long bool) {
@@ -184,8 +180,9 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 		})
 		w.Bulk(bytes.TrimSuffix(s.Bytes(), []byte(" ")))
 	default:
-		w.Error("ERR Unknown PFDEBUG subcommand '" + clip(args[1], len(args[1])) + "'")
+		return refusal("ERR Unknown PFDEBUG subcommand '" + clip(args[1], len(args[1])) + "'")
 	}
+	return nil
 }
 
 // makeDense is what two of the subcommands do in Redis.

@@ -310,7 +310,7 @@ func human(n uint64) string {
 // cmdInfo writes the sections that are asked for, in their own order, whatever the order of the
 // arguments is.
 // A section that does not exist is left out, as in Redis: the reply to it alone is empty. Names are in any case.
-func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
+func cmdInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	var s strings.Builder
 	x := infoOf{g: c.g, c: c}
 	for _, sec := range infoSections {
@@ -329,4 +329,5 @@ func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
 		sec.write(&x, func(key string, value any) { fmt.Fprintf(&s, "%s:%v\r\n", key, value) })
 	}
 	w.Verbatim("txt", s.String())
+	return nil
 }

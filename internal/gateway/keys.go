@@ -119,36 +119,29 @@ func parseCursor(b []byte) (n uint64, ok bool) {
 // at least once. The pattern is applied behind the store, so a call can return no keys and still
 // a cursor to go on with.
 // TYPE needs no value to be read. A database that shares its namespace gets fewer keys for the same work.
-func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
+func cmdScan(c *conn, w *resp.Writer, args [][]byte) error {
 	n, ok := parseCursor(args[1])
 	if !ok {
-		w.Error("ERR invalid cursor")
-		return
+		return refusal("ERR invalid cursor")
 	}
 	count, pattern, ofType := int64(10), []byte(nil), []byte(nil)
-	for i := 2; i < len(args); i += 2 {
+	p := optionsOf(args[2:])
+	for p.More() {
 		switch {
-		case i+1 == len(args):
-			w.Error(errSyntax)
-			return
-		case fold(args[i], "count"):
-			var ok bool
-			if count, ok = resp.ParseInt(args[i+1]); !ok {
-				w.Error(errNotInt)
-				return
+		case p.Option("count", 1):
+			if count = p.Int(); count < 1 {
+				p.Wrong()
 			}
-			if count < 1 {
-				w.Error(errSyntax)
-				return
-			}
-		case fold(args[i], "match"):
-			pattern = args[i+1]
-		case fold(args[i], "type"):
-			ofType = args[i+1]
+		case p.Option("match", 1):
+			pattern = p.Str()
+		case p.Option("type", 1):
+			ofType = p.Str()
 		default:
-			w.Error(errSyntax)
-			return
+			p.Wrong()
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	var found [][]byte
 	var next uint64
@@ -157,7 +150,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		w.Array(2)
 		w.BulkString("0")
 		w.Array(0)
-		return
+		return nil
 	}
 	err := c.pages(c.in, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true},
 		func(kvs []client.KV, cur client.Cursor) (bool, error) {
@@ -172,8 +165,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 			return !ok, nil // within a segment: it has some more
 		})
 	if err := c.g.rest(err); err != nil {
-		w.Error(c.g.storeError(err))
-		return
+		return refusal(c.g.storeError(err))
 	}
 	w.Array(2)
 	w.BulkString(strconv.FormatUint(next, 10))
@@ -181,6 +173,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	for _, k := range found {
 		w.Bulk(k)
 	}
+	return nil
 }
 
 // scanPage is how many keys a command reads at a time that goes through all of them.
@@ -190,14 +183,13 @@ const scanPage = 1000
 // The memory that the keys may take is taken before the first is read, so that a few KEYS at a
 // time cannot exhaust the gateway.
 // Beyond Options.OutputBytes it refuses, where Redis would answer with any number of bytes.
-func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
+func cmdKeys(c *conn, w *resp.Writer, args [][]byte) error {
 	var found [][]byte
 	seen := make(map[string]struct{}) // Scan may return a key twice
 	size := 0
 	most := 3 * int64(c.g.o.OutputBytes) // the keys, twice, and the reply
 	if err := c.take(most); err != nil {
-		w.Error(c.g.storeError(err))
-		return
+		return refusal(c.g.storeError(err))
 	}
 	defer c.share.Drop(most)
 	var errTooMany = fmt.Errorf("%w: KEYS: more than %s of keys; use SCAN", client.ErrInvalid,
@@ -220,18 +212,18 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 			return true, nil
 		})
 	if err := c.g.rest(err); err != nil {
-		w.Error(c.g.storeError(err))
-		return
+		return refusal(c.g.storeError(err))
 	}
 	w.Array(len(found))
 	for _, k := range found {
 		w.Bulk(k)
 	}
+	return nil
 }
 
 // cmdRandomKey looks at the keys behind a random place, and before it if there are
 // none: not every key is equally likely.
-func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) error {
 	// A place is one of the 2^20 prefixes that a cursor may have, and of the segments of a shard that is not too large.
 	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Segment: rand.Uint32N(4096)}
 	var found []byte
@@ -244,24 +236,23 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 				return found == nil, nil
 			})
 		if err := c.g.rest(err); err != nil {
-			w.Error(c.g.storeError(err))
-			return
+			return refusal(c.g.storeError(err))
 		}
 		if found != nil {
 			w.Bulk(found)
-			return
+			return nil
 		}
 	}
 	w.Null()
+	return nil
 }
 
 // cmdDBSize counts by reading the index, or all of the namespace if others share it; unlike INFO it never answers with
 // an older number.
-func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) error {
 	keys, err := c.g.countKeys(c.ctx, c.in.shared)
 	if err != nil {
-		w.Error(c.g.storeError(err))
-		return
+		return refusal(c.g.storeError(err))
 	}
 	n := keys[c.in.number]
 	if c.db == 0 && n > 0 && len(keys) == 1 {
@@ -270,62 +261,62 @@ func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
 		}
 	}
 	w.Int(int64(n))
+	return nil
 }
 
-func cmdFlushDB(c *conn, w *resp.Writer, args [][]byte) { c.flush(w, args, c.db, c.db) }
-func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) {
-	c.flush(w, args, 0, len(c.g.o.Databases)-1)
+func cmdFlushDB(c *conn, w *resp.Writer, args [][]byte) error {
+	return c.flushDatabases(w, args, c.db, c.db)
+}
+func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) error {
+	return c.flushDatabases(w, args, 0, len(c.g.o.Databases)-1)
 }
 
 // cmdSwapDB does nothing if both databases are one, and else is refused. Databases are a list that each gateway was
 // given at its start: one that has stopped for a moment, with writes under way, would go on in the old order after all
 // others had changed, and nobody could hinder it, since the memory nodes do not know of databases.
-func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
+func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 	var dbs [2]int64
 	for i, which := range []string{"first", "second"} {
 		n, ok := resp.ParseInt(args[1+i])
 		if !ok || n != int64(int32(n)) {
-			w.Error("ERR invalid " + which + " DB index")
-			return
+			return refusal("ERR invalid " + which + " DB index")
 		}
 		dbs[i] = n
 	}
 	for i := range dbs {
 		if _, bad := c.dbIndex(args[1+i]); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 	}
 	if dbs[0] != dbs[1] {
-		w.Error("ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one " +
+		return refusal("ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one " +
 			"moment; nothing was done")
-		return
 	}
 	w.OK()
+	return nil
 }
 
-// flush deletes every key that is there when it starts, a page at a time.
+// flushDatabases deletes every key that is there when it starts, a page at a time.
 // It is no step in time: keys that are written meanwhile may stay or go. Those whose record is
 // longer than a batch may read are deleted one by one. An error in the middle leaves the rest of
 // the keys in place.
 // from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are
 // gone.
-func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
+func (c *conn) flushDatabases(w *resp.Writer, args [][]byte, from, to int) error {
 	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	defer c.g.wroteAll(c) // whatever came of it
 	for _, n := range c.g.namespaces() {
 		if err := c.flushNamespace(n, from, to); err != nil {
-			w.Error(c.g.storeError(err))
-			return
+			return refusal(c.g.storeError(err))
 		}
 	}
 	w.OK()
+	return nil
 }
 
-// flushNamespace is flush for those of the databases that are in a namespace, all of them in one scan.
+// flushNamespace is flushDatabases for those of the databases that are in a namespace, all of them in one scan.
 // The libraries of functions stay, as in Redis.
 func (c *conn) flushNamespace(n *namespace, from, to int) error {
 	in := func(db int) bool { return from <= db && db <= to }
@@ -358,39 +349,42 @@ func (c *conn) flushNamespace(n *namespace, from, to int) error {
 
 // cmdMSetNX sets all of its keys or none.
 // All of the keys are conditions of the write, so that no two MSETNX of gateways can both succeed on a common key.
-func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) {
+func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) error {
 	if len(args)%2 == 0 {
-		w.Error("ERR wrong number of arguments for 'msetnx' command")
-		return
+		return refusal("ERR wrong number of arguments for 'msetnx' command")
 	}
 	for i := 1; i < len(args); i += 2 {
 		if t.key(args[i]).present {
 			w.Int(0)
-			return
+			return nil
 		}
 	}
 	for i := 1; i < len(args); i += 2 {
 		t.key(args[i]).setAs(client.Plain, args[i+1], 0)
 	}
 	w.Int(1)
+	return nil
 }
 
-func cmdRename(t *staged, args [][]byte, w *resp.Writer)   { t.rename(args[1], args[2], false, w) }
-func cmdRenameNX(t *staged, args [][]byte, w *resp.Writer) { t.rename(args[1], args[2], true, w) }
+func cmdRename(t *staged, args [][]byte, w *resp.Writer) error {
+	return t.rename(args[1], args[2], false, w)
+}
+func cmdRenameNX(t *staged, args [][]byte, w *resp.Writer) error {
+	return t.rename(args[1], args[2], true, w)
+}
 
 // rename makes one key what another one is, which goes. With nx it must not be there.
 // The expiry goes with the value. A key that is renamed to itself stays, and is no event.
-func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) {
+func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) error {
 	t.load(from, to)
 	src := t.key(from)
 	switch {
 	case !src.present:
-		w.Error(errNoKey)
-		return
+		return refusal(errNoKey)
 	case bytes.Equal(from, to):
 	case nx && t.key(to).present:
 		w.Int(0)
-		return
+		return nil
 	default:
 		dst := t.key(to)
 		dst.become(src)
@@ -405,6 +399,7 @@ func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) {
 	default:
 		w.Int(bit(!bytes.Equal(from, to)))
 	}
+	return nil
 }
 
 // become makes the key what another one is. Both have the one value from now on, in a buffer that neither writes to.
@@ -417,7 +412,7 @@ func (k *key) become(other *key) {
 
 // cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the
 // value that the source had at some time while it was made.
-func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
+func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
 	db, replace := t.db, false
 	for i := 3; i < len(args); i++ {
 		switch {
@@ -426,18 +421,15 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 		case fold(args[i], "db") && i+1 < len(args):
 			var bad string
 			if db, bad = t.c.dbIndex(args[i+1]); bad != "" {
-				w.Error(bad)
-				return
+				return refusal(bad)
 			}
 			i++
 		default:
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 	}
 	if db == t.db && bytes.Equal(args[1], args[2]) {
-		w.Error(errSameObject)
-		return
+		return refusal(errSameObject)
 	}
 	src := t.peek(args[1])
 	if dbs := t.c.g.dbs; dbs[db].shared == dbs[t.db].shared {
@@ -445,40 +437,39 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 	}
 	if !src.present {
 		w.Int(0)
-		return
+		return nil
 	}
 	dst := t.keyIn(db, args[2])
 	if dst.present && !replace {
 		w.Int(0)
-		return
+		return nil
 	}
 	dst.become(src)
 	t.name(dst, onNew, "new")
 	t.name(dst, onGeneric, "copy_to")
 	w.Int(1)
+	return nil
 }
 
 // cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps
 // (staged.move); a transaction or a script is one, so that there it is refused, unless there is nothing to move.
-func cmdMove(t *staged, args [][]byte, w *resp.Writer) {
+func cmdMove(t *staged, args [][]byte, w *resp.Writer) error {
 	db, bad := t.c.dbIndex(args[2])
 	switch {
 	case bad != "":
-		w.Error(bad)
-		return
+		return refusal(bad)
 	case db == t.db:
-		w.Error(errSameObject)
-		return
+		return refusal(errSameObject)
 	}
 	src := t.key(args[1])
 	if !src.present {
 		w.Int(0)
-		return
+		return nil
 	}
 	dst := t.keyIn(db, args[1])
 	if dst.present {
 		w.Int(0)
-		return
+		return nil
 	}
 	dst.become(src)
 	src.delete()
@@ -486,4 +477,5 @@ func cmdMove(t *staged, args [][]byte, w *resp.Writer) {
 	t.name(src, onGeneric, "move_from")
 	t.name(dst, onGeneric, "move_to")
 	w.Int(1)
+	return nil
 }

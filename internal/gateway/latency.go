@@ -112,7 +112,7 @@ func (g *Gateway) noteLatency(cmd *command, took time.Duration) {
 var fastCategory = mustCategory("fast")
 
 // cmdLatencyLatest leaves out events of which there is nothing, as Redis does.
-func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) error {
 	type event struct {
 		name string
 		latencyEvent
@@ -132,10 +132,11 @@ func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) {
 		w.Int(last.ms)
 		w.Int(e.max)
 	}
+	return nil
 }
 
 // An event that does not exist has no history: an empty array, and no error, as in Redis.
-func cmdLatencyHistory(c *conn, w *resp.Writer, args [][]byte) {
+func cmdLatencyHistory(c *conn, w *resp.Writer, args [][]byte) error {
 	e, _ := c.g.latencies.find(args[2])
 	w.Array(len(e.samples))
 	for _, s := range e.samples {
@@ -143,19 +144,21 @@ func cmdLatencyHistory(c *conn, w *resp.Writer, args [][]byte) {
 		w.Int(s.second)
 		w.Int(s.ms)
 	}
+	return nil
 }
 
-func cmdLatencyReset(c *conn, w *resp.Writer, args [][]byte) {
+func cmdLatencyReset(c *conn, w *resp.Writer, args [][]byte) error {
 	w.Int(c.g.latencies.reset(args[2:]))
+	return nil
 }
 
-func cmdLatencyGraph(c *conn, w *resp.Writer, args [][]byte) {
+func cmdLatencyGraph(c *conn, w *resp.Writer, args [][]byte) error {
 	e, ok := c.g.latencies.find(args[2])
 	if !ok {
-		w.Error("ERR No samples available for event '" + clip(args[2], 128) + "'")
-		return
+		return refusal("ERR No samples available for event '" + clip(args[2], 128) + "'")
 	}
 	w.Verbatim("txt", e.graph(string(args[2]), time.Now().Unix()))
+	return nil
 }
 
 // graph draws the samples as Redis does (sparkline.c): a column each, and below it how long ago that was.
@@ -216,7 +219,7 @@ func ago(s int64) string {
 }
 
 // cmdLatencyDoctor sums up the events in words.
-func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) error {
 	var b strings.Builder
 	n := 0
 	for i, name := range latencyNames {
@@ -245,6 +248,7 @@ func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) {
 		b.WriteString("No command has taken so long.\n")
 	}
 	w.Verbatim("txt", b.String())
+	return nil
 }
 
 // summary is the mean of the samples and of their distances from it, and the mean time between two of them in seconds.

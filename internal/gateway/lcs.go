@@ -8,48 +8,43 @@ import (
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the
 // way back through it gives the matches. The table has 4 bytes for each pair of bytes, so it is bounded, and taken from
 // the connection's share, before it is made.
-func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
+func cmdLCS(t *staged, args [][]byte, w *resp.Writer) error {
 	t.load(args[1], args[2])
 	a, b := t.key(args[1]), t.key(args[2])
 	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {
-		w.Error("ERR The specified keys must contain string values")
-		return
+		return refusal("ERR The specified keys must contain string values")
 	}
 	var o lcsOptions
-	for i := 3; i < len(args); i++ {
+	p := optionsOf(args[3:])
+	for p.More() {
 		switch {
-		case fold(args[i], "idx"):
+		case p.Flag("idx"):
 			o.idx = true
-		case fold(args[i], "len"):
+		case p.Flag("len"):
 			o.length = true
-		case fold(args[i], "withmatchlen"):
+		case p.Flag("withmatchlen"):
 			o.withLen = true
-		case fold(args[i], "minmatchlen") && i+1 < len(args):
-			n, ok := resp.ParseInt(args[i+1])
-			if !ok {
-				w.Error(errNotInt)
-				return
-			}
-			o.least = max(n, 0)
-			i++
+		case p.Option("minmatchlen", 1):
+			o.least = max(p.Int(), 0)
 		default:
-			w.Error(errSyntax)
-			return
+			p.Wrong()
 		}
 	}
+	if err := p.End(); err != nil {
+		return err
+	}
 	if o.idx && o.length {
-		w.Error("ERR If you want both the length and indexes, please just use IDX.")
-		return
+		return refusal("ERR If you want both the length and indexes, please just use IDX.")
 	}
 	size := 4 * int64(len(a.value)+1) * int64(len(b.value)+1)
 	if size > int64(a.maxValue) {
-		w.Error("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
-		return
+		return refusal("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
 	}
 	if size > oneLimit && !t.take(size) {
-		return
+		return nil
 	}
 	lcs(w, a.value, b.value, o)
+	return nil
 }
 
 // lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.

@@ -22,23 +22,27 @@ import (
 // listCommands are on one list, on several, or wait for one.
 func listCommands() []*command {
 	all := []*command{
-		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
 			push(k, args, w, true, false)
+			return nil
 		}, "Prepends elements to a list."),
-		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
 			push(k, args, w, false, false)
+			return nil
 		}, "Appends elements to a list."),
-		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
 			push(k, args, w, true, true)
+			return nil
 		}, "Prepends elements to a list that exists."),
-		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
 			push(k, args, w, false, true)
+			return nil
 		}, "Appends elements to a list that exists."),
-		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			pop(k, args, w, "lpop", true)
+		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return pop(k, args, w, "lpop", true)
 		}, "Removes and returns the first elements."),
-		keyed("rpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			pop(k, args, w, "rpop", false)
+		keyed("rpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return pop(k, args, w, "rpop", false)
 		}, "Removes and returns the last elements."),
 		keyed("llen", 2, 1, read, cmdLLen, "Returns the length of a list."),
 		keyed("lindex", 3, 1, read, cmdLIndex, "Returns an element by its index."),
@@ -177,18 +181,16 @@ func (k *key) replyLen(name []byte, w *resp.Writer) {
 // pop is LPOP and RPOP.
 // Without a count it replies with one element, and with a count with an array, also of a single one. name is for an
 // error.
-func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) {
+func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) error {
 	count, ok := int64(0), true
 	switch len(args) {
 	case 2:
 	case 3:
 		if count, ok = resp.ParseInt(args[2]); !ok || count < 0 {
-			w.Error(errNotPositive)
-			return
+			return refusal(errNotPositive)
 		}
 	default:
-		w.Error("ERR wrong number of arguments for '" + name + "' command")
-		return
+		return refusal("ERR wrong number of arguments for '" + name + "' command")
 	}
 	switch {
 	case !k.present && len(args) == 3:
@@ -203,6 +205,7 @@ func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) {
 	default:
 		k.popList(args[1], left, count, w, func(n int) { w.Array(n) })
 	}
+	return nil
 }
 
 // popList takes up to count elements from an end of a list that is there and writes them, from that end on; head writes
@@ -244,13 +247,14 @@ func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head 
 }
 
 // cmdLLen reads nothing but the head.
-func cmdLLen(k *key, args [][]byte, w *resp.Writer) {
+func cmdLLen(k *key, args [][]byte, w *resp.Writer) error {
 	switch {
 	case !k.present:
 		w.Int(0)
 	case k.is(client.List, w):
 		k.replyLen(args[1], w)
 	}
+	return nil
 }
 
 // elementAt is where the element of an index as in Redis, negative from the end, begins; ok is false if there is
@@ -277,65 +281,61 @@ func (k *key) elementAt(name []byte, index int64, w *resp.Writer) (off int, bad 
 
 // cmdLIndex replies null for an index beyond the list. That the index is a number is looked at behind the key, as in
 // Redis.
-func cmdLIndex(k *key, args [][]byte, w *resp.Writer) {
+func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
 		w.Null()
-		return
+		return nil
 	}
 	if !k.is(client.List, w) {
-		return
+		return nil
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	off, bad := k.elementAt(args[1], index, w)
 	switch {
 	case bad:
-		return
+		return nil
 	case off < 0:
 		w.Null()
-		return
+		return nil
 	}
 	e, _, err := collection.ListNext(k.value, off)
 	if err != nil {
-		w.Error(corruptList(args[1]))
-		return
+		return refusal(corruptList(args[1]))
 	}
 	w.Bulk(e)
+	return nil
 }
 
 // cmdLSet never makes a list, and refuses an index beyond it.
-func cmdLSet(k *key, args [][]byte, w *resp.Writer) {
+func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
-		w.Error(errNoKey)
-		return
+		return refusal(errNoKey)
 	}
 	if !k.is(client.List, w) {
-		return
+		return nil
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	off, bad := k.elementAt(args[1], index, w)
 	switch {
 	case bad:
-		return
+		return nil
 	case off < 0:
-		w.Error(errIndex)
-		return
+		return refusal(errIndex)
 	}
 	_, next, err := collection.ListNext(k.value, off)
 	if err != nil {
-		w.Error(corruptList(args[1]))
-		return
+		return refusal(corruptList(args[1]))
 	}
 	if k.spliceList(args[1], off, next, 1, w, args[3]) {
 		w.OK()
 	}
+	return nil
 }
 
 // listRange makes Redis's range of a list of n elements, which may be negative from the end, one from from up to before
@@ -364,21 +364,21 @@ func rangeArgs(args [][]byte, w *resp.Writer) (start, stop int64, ok bool) {
 }
 
 // cmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
-func cmdLRange(k *key, args [][]byte, w *resp.Writer) {
+func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
 	start, stop, ok := rangeArgs(args, w)
 	if !ok {
-		return
+		return nil
 	}
 	if !k.present {
 		w.Array(0)
-		return
+		return nil
 	}
 	if !k.is(client.List, w) {
-		return
+		return nil
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	from, to := listRange(start, stop, n)
 	off, err := collection.ListSeek(k.value, from)
@@ -392,26 +392,27 @@ func cmdLRange(k *key, args [][]byte, w *resp.Writer) {
 	}
 	if err != nil {
 		w.Truncate(at)
-		w.Error(corruptList(args[1]))
+		return refusal(corruptList(args[1]))
 	}
+	return nil
 }
 
 // cmdLTrim writes nothing if all of the list stays.
-func cmdLTrim(k *key, args [][]byte, w *resp.Writer) {
+func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 	start, stop, ok := rangeArgs(args, w)
 	if !ok {
-		return
+		return nil
 	}
 	if !k.present {
 		w.OK()
-		return
+		return nil
 	}
 	if !k.is(client.List, w) {
-		return
+		return nil
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	from, to := listRange(start, stop, n)
 	switch {
@@ -422,46 +423,43 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) {
 		head, err1 := collection.ListSeek(k.value, from)
 		tail, err2 := collection.ListSeek(k.value, to)
 		if errors.Join(err1, err2) != nil {
-			w.Error(corruptList(args[1]))
-			return
+			return refusal(corruptList(args[1]))
 		}
 		b, ok := k.mutable(len(k.value))
 		if !ok {
-			return
+			return nil
 		}
 		// The tail first: the offset of the head stays.
 		b, err1 = collection.ListSplice(b, tail, len(b), n-to)
 		b, err2 = collection.ListSplice(b, collection.ListStart, head, from)
 		if errors.Join(err1, err2) != nil {
-			w.Error(corruptList(args[1]))
-			return
+			return refusal(corruptList(args[1]))
 		}
 		k.setList(b)
 	}
 	w.OK()
+	return nil
 }
 
 // cmdLInsert looks for the pivot from the head on.
 // It replies with the new length, 0 if there is no list, and -1 if there is no pivot.
-func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
+func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
 	after := fold(args[2], "after")
 	if !after && !fold(args[2], "before") {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	if !k.hasOrZero(client.List, w) {
-		return
+		return nil
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	off := collection.ListStart
 	for range n {
 		e, next, err := collection.ListNext(k.value, off)
 		if err != nil {
-			w.Error(corruptList(args[1]))
-			return
+			return refusal(corruptList(args[1]))
 		}
 		if bytes.Equal(e, args[3]) {
 			if after {
@@ -470,94 +468,88 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
 			if k.spliceList(args[1], off, off, 0, w, args[4]) {
 				k.replyLen(args[1], w)
 			}
-			return
+			return nil
 		}
 		off = next
 	}
 	w.Int(-1)
+	return nil
 }
 
 // cmdLRem removes the first equal elements, or the last ones for a negative count, or all for 0. It writes only if
 // there are some.
-func cmdLRem(k *key, args [][]byte, w *resp.Writer) {
+func cmdLRem(k *key, args [][]byte, w *resp.Writer) error {
 	limit, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	if !k.hasOrZero(client.List, w) {
-		return
+		return nil
 	}
 	b, ok := k.editList(args[1], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	b, removed, err := collection.ListRemove(b, args[3], int(limit))
 	if err != nil {
-		w.Error(corruptList(args[1]))
-		return
+		return refusal(corruptList(args[1]))
 	}
 	if removed > 0 {
 		k.setList(b)
 	}
 	w.Int(int64(removed))
+	return nil
 }
 
 // posArgs are LPOS's options; count is -1 without COUNT.
 // rank counts matches from 1, from the tail if it is negative; most is how many elements are compared, 0 for all.
 type posArgs struct{ rank, count, most int64 }
 
-// parsePos reads them; bad is the reply to a wrong one.
-func parsePos(opts [][]byte) (a posArgs, bad string) {
+// parsePos reads them.
+func parsePos(opts [][]byte) (a posArgs, err error) {
 	a = posArgs{rank: 1, count: -1}
-	positive := func(b []byte, name string) (int64, string) {
-		if n, ok := resp.ParseInt(b); ok && n >= 0 {
-			return n, ""
+	p := optionsOf(opts)
+	positive := func(name string) int64 {
+		n, ok := resp.ParseInt(p.Str())
+		if !ok || n < 0 {
+			p.Refuse(refusal("ERR " + name + " can't be negative"))
 		}
-		return 0, "ERR " + name + " can't be negative"
+		return n
 	}
-	for i := 0; i < len(opts) && bad == ""; i += 2 {
-		if i+1 == len(opts) {
-			return a, errSyntax
-		}
-		switch o, v := opts[i], opts[i+1]; {
-		case fold(o, "rank"):
-			var ok bool
-			switch a.rank, ok = resp.ParseInt(v); {
-			case !ok:
-				bad = errNotInt
-			case a.rank == 0:
-				bad = "ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use " +
-					"negative to start from the end of the list"
+	for p.More() {
+		switch {
+		case p.Option("rank", 1):
+			if a.rank = p.Int(); a.rank == 0 {
+				p.Refuse("ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use " +
+					"negative to start from the end of the list")
 			}
-		case fold(o, "count"):
-			a.count, bad = positive(v, "COUNT")
-		case fold(o, "maxlen"):
-			a.most, bad = positive(v, "MAXLEN")
+		case p.Option("count", 1):
+			a.count = positive("COUNT")
+		case p.Option("maxlen", 1):
+			a.most = positive("MAXLEN")
 		default:
-			bad = errSyntax
+			p.Wrong()
 		}
 	}
-	return a, bad
+	return a, p.End()
 }
 
 // cmdLPos walks from the end that RANK says. It collects the matches first, since their number comes before them.
-func cmdLPos(k *key, args [][]byte, w *resp.Writer) {
-	a, bad := parsePos(args[3:])
-	if bad != "" {
-		w.Error(bad)
-		return
+func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
+	a, err := parsePos(args[3:])
+	if err != nil {
+		return err
 	}
 	if !k.present {
 		replyPositions(a, nil, w)
-		return
+		return nil
 	}
 	if !k.is(client.List, w) {
-		return
+		return nil
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	off, step := collection.ListStart, collection.ListNext
 	if a.rank < 0 {
@@ -572,8 +564,7 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) {
 		var e []byte
 		var err error
 		if e, off, err = step(k.value, off); err != nil {
-			w.Error(corruptList(args[1]))
-			return
+			return refusal(corruptList(args[1]))
 		}
 		if !bytes.Equal(e, args[2]) {
 			continue
@@ -591,6 +582,7 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) {
 		}
 	}
 	replyPositions(a, found, w)
+	return nil
 }
 
 // replyPositions is an array with COUNT, and otherwise one index or null.

@@ -46,7 +46,7 @@ func (u *memoryUse) policy() string {
 }
 
 // cmdMemoryStats has the fields of Redis. Those about what is not here are 0.
-func cmdMemoryStats(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdMemoryStats(c *conn, w *resp.Writer, _ [][]byte) error {
 	u := c.g.memoryOf(c.db)
 	keys := uint64(0)
 	for i := range c.g.o.Databases {
@@ -88,4 +88,5 @@ func cmdMemoryStats(c *conn, w *resp.Writer, _ [][]byte) {
 			w.Int(int64(v))
 		}
 	}
+	return nil
 }

@@ -30,13 +30,12 @@ type monitors struct {
 // cmdMonitor shows the connection the commands of this gateway's clients from now on.
 // A command that is being performed by another connection at this moment may not be shown: batches look at heed when
 // they begin.
-func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) error {
 	switch {
 	case c.inTx.Load() >= 0:
-		w.Error("ERR MONITOR isn't allowed for DENY BLOCKING client")
-		return
+		return refusal("ERR MONITOR isn't allowed for DENY BLOCKING client")
 	case c.monitors.Load():
-		return // without a reply, as in Redis
+		return nil // without a reply, as in Redis
 	}
 	w.OK()
 	c.out.cork() // the reply comes first
@@ -49,6 +48,7 @@ func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
 	m.conns[c] = struct{}{}
 	c.monitors.Store(true)
 	c.g.heed.Or(heedMonitor)
+	return nil
 }
 
 // stopMonitoring ends that.
@@ -187,21 +187,6 @@ func appendRepr(b, s []byte) []byte {
 		}
 	}
 	return append(b, '"')
-}
-
-// shownEntry shows the command whose last entry is given, unless it was refused.
-// A command on several keys is put together from its entries' arguments, which lie side by side in the reader's buffer.
-func (b *batch) shownEntry(last int) {
-	e := &b.entries[last]
-	switch {
-	case e.args == nil || !b.c.shows(e.cmd):
-	case e.unit < 0 || e.cmd.fold == single:
-		b.c.showCommand(e.cmd, e.args, len(e.args), b.c.db)
-	default:
-		n := e.n * len(e.args)
-		args := append([][]byte{[]byte(e.cmd.name)}, b.cur.args[:n]...)
-		b.c.showCommand(e.cmd, args, 1+n, b.c.db)
-	}
 }
 
 // shownLines are the lines of what is staged, as far as it has run. They are kept until it has taken effect, since it

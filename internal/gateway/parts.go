@@ -125,13 +125,13 @@ func fieldOf(k *key, field []byte) []byte {
 // storeList makes a list of elements, nil ones empty, the value of k, or deletes it if there are none, and replies how
 // many they are. If the list would be too long it replies so, and if there is no room for it yet it asks for that; the
 // key is as it was in both cases.
-func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
+func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) error {
 	if len(elements) == 0 {
 		if k.present {
 			k.delete()
 		}
 		w.Int(0)
-		return
+		return nil
 	}
 	size := 0
 	for _, e := range elements {
@@ -141,18 +141,17 @@ func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
 	size = collection.ListGrown(nil, size)
 	switch {
 	case size > min(k.maxValue, collection.MaxLen):
-		w.Error(collectionError(client.List, name, collection.ErrTooLong))
-		return
+		return refusal(collectionError(client.List, name, collection.ErrTooLong))
 	case size > k.room:
 		k.want = size
-		return
+		return nil
 	}
 	value, err := collection.ListSplice(nil, collection.ListStart, collection.ListStart, 0, elements...)
 	if err != nil {
-		w.Error(collectionError(client.List, name, err))
-		return
+		return refusal(collectionError(client.List, name, err))
 	}
 	k.flags = 0
 	k.setAs(client.List, value, 0)
 	w.Int(int64(len(elements)))
+	return nil
 }

@@ -253,35 +253,34 @@ func (c *conn) awaitCommands(over <-chan struct{}) {
 }
 
 // cmdClientPause holds up the commands of this gateway's clients for some time, all of them or those that write.
-func cmdClientPause(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientPause(c *conn, w *resp.Writer, args [][]byte) error {
 	all := true
 	switch {
 	case len(args) > 4:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
-		return
+
 	case len(args) == 4 && fold(args[3], "write"):
 		all = false
 	case len(args) == 4 && !fold(args[3], "all"):
-		w.Error("ERR CLIENT PAUSE mode must be WRITE or ALL")
-		return
+		return refusal("ERR CLIENT PAUSE mode must be WRITE or ALL")
 	}
 	ms, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		w.Error("ERR timeout is not an integer or out of range")
-		return
+		return refusal("ERR timeout is not an integer or out of range")
 	case ms < 0:
-		w.Error("ERR timeout is negative")
-		return
+		return refusal("ERR timeout is negative")
 	}
 	ms = min(ms, math.MaxInt64/int64(2*time.Millisecond)) // a hundred years
 	c.awaitCommands(c.g.pausing.begin(&c.g.heed, time.Duration(ms)*time.Millisecond, all))
 	w.OK()
+	return nil
 }
 
 // cmdClientUnpause ends that. A pause of all commands holds up this one, too, as in Redis.
-func cmdClientUnpause(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdClientUnpause(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.g.pausing.end(&c.g.heed)
 	w.OK()
+	return nil
 }

@@ -376,20 +376,21 @@ func (g *Gateway) missed() {
 }
 
 func pubsubCommands() []*command {
-	on := func(name string, arity int, ch channelArgs, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
+	on := func(name string, arity int, ch channelArgs, f connFunc, summary string) *command {
 		c := whileListening(swiftly(onConn(name, arity, "pubsub", f, summary)))
 		c.channels = ch
 		return c
 	}
-	sub := func(t topic) func(*conn, *resp.Writer, [][]byte) {
-		return func(c *conn, w *resp.Writer, args [][]byte) { cmdSubscribe(c, w, t, args) }
+	sub := func(t topic) connFunc {
+		return func(c *conn, w *resp.Writer, args [][]byte) error { return cmdSubscribe(c, w, t, args) }
 	}
-	unsub := func(t topic) func(*conn, *resp.Writer, [][]byte) {
-		return func(c *conn, w *resp.Writer, args [][]byte) { cmdUnsubscribe(c, w, t, args) }
+	unsub := func(t topic) connFunc {
+		return func(c *conn, w *resp.Writer, args [][]byte) error { cmdUnsubscribe(c, w, t, args); return nil }
 	}
-	publish := func(shard bool) func(*conn, *resp.Writer, [][]byte) {
-		return func(c *conn, w *resp.Writer, args [][]byte) {
+	publish := func(shard bool) connFunc {
+		return func(c *conn, w *resp.Writer, args [][]byte) error {
 			w.Int(int64(c.g.publish(&c.box, shard, args[1], args[2])))
+			return nil
 		}
 	}
 	all := []*command{
@@ -405,9 +406,10 @@ func pubsubCommands() []*command {
 		container("pubsub", "pubsub", "Tells who listens at this gateway.", nil,
 			onConn("pubsub|channels", -2, "", listTopics(toChannel), "Lists the channels that somebody listens to."),
 			onConn("pubsub|numsub", -2, "", countTopics(toChannel), "Counts who listens to channels."),
-			onConn("pubsub|numpat", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+			onConn("pubsub|numpat", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
 				_, patterns, _ := c.g.hub.counts()
 				w.Int(int64(patterns))
+				return nil
 			}, "Counts the patterns that somebody listens to."),
 			onConn("pubsub|shardchannels", -2, "", listTopics(toShard),
 				"Lists the shard channels that somebody listens to."),
@@ -458,16 +460,16 @@ func (c *conn) writeListening(w *resp.Writer, t topic, word string, name []byte)
 
 // cmdSubscribe confirms each subscription by itself. Messages wait until the confirmations have been sent.
 // If there is no memory for one of several, those before it have been confirmed and stay.
-func cmdSubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
+func cmdSubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) error {
 	c.out.cork()
 	for _, name := range args[1:] {
 		if !c.g.hub.subscribe(c, t, name) {
-			w.Error(errNoMemory)
-			return
+			return refusal(errNoMemory)
 		}
 		c.writeListening(w, t, topicWords[t].subscribe, name)
 	}
 	c.awaitInterest()
+	return nil
 }
 
 // cmdUnsubscribe without names ends all subscriptions of the kind, and says so even if there are none.
@@ -493,12 +495,11 @@ func cmdUnsubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
 }
 
 // listTopics is PUBSUB CHANNELS and SHARDCHANNELS.
-func listTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
-	return func(c *conn, w *resp.Writer, args [][]byte) {
+func listTopics(t topic) connFunc {
+	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		if len(args) > 3 {
-			w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 				"'. Try PUBSUB HELP.")
-			return
 		}
 		var names []string
 		c.g.hub.RLock()
@@ -509,12 +510,13 @@ func listTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
 		}
 		c.g.hub.RUnlock()
 		writeStrings(w, names)
+		return nil
 	}
 }
 
 // countTopics is PUBSUB NUMSUB and SHARDNUMSUB.
-func countTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
-	return func(c *conn, w *resp.Writer, args [][]byte) {
+func countTopics(t topic) connFunc {
+	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		w.Array(2 * (len(args) - 2)) // in RESP3, too
 		c.g.hub.RLock()
 		defer c.g.hub.RUnlock()
@@ -522,5 +524,6 @@ func countTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
 			w.Bulk(name)
 			w.Int(int64(len(c.g.hub.topics[t][string(name)])))
 		}
+		return nil
 	}
 }

@@ -128,13 +128,12 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 			w.Raw(reply)
 			w.Errors += int(bit(bytes.HasPrefix(reply, []byte("-"))))
 		}
-		c.noteAnswer(s.cmd, w, start, w.Errors-errs, took)
-		c.noteSlow(s.cmd, s.args, took)
-		c.told(s.cmd, w, start, w.Errors != errs, took)
-		if err := c.replied(w, start, false); err != nil {
+		x := ended{cmd: s.cmd, args: s.args, start: start, errs: errs, took: took, shown: true}
+		if err := b.finish(&x); err != nil {
 			return 0, err
 		}
 	}
+	b.countAlike()
 	return len(g.list), nil
 }
 

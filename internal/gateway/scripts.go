@@ -90,23 +90,20 @@ func bySHA(c *command) *command { c.bySHA = true; return c }
 // evaluator is EVAL and those like it.
 // named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
 func evaluator(named, readOnly bool) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
-			w.Error(errNoScript)
-			return
+			return refusal(errNoScript)
 		}
 		n, bad := keysOfScript(args, errNotInt)
 		if bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		prog, bad := t.c.g.scripts.program(args[1], named)
 		if bad == "" && readOnly && prog.MayWrite {
 			bad = errScriptFlag
 		}
 		if bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites,
 			func(task *luascript.Task) bool {
@@ -115,6 +112,7 @@ func evaluator(named, readOnly bool) severalFunc {
 		if t.err == errAlone {
 			prog.Alone.Store(true)
 		}
+		return nil
 	}
 }
 
@@ -361,7 +359,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		db := c.db
 		// Such commands look at the connection for their database, and the script has one of its own.
 		c.use(t.db)
-		cmd.conn(c, &h.w, args)
+		writeRefusal(&h.w, cmd.conn(c, &h.w, args))
 		c.use(db)
 	}
 	return h.w.Bytes(), ""
@@ -442,18 +440,18 @@ func (h *scriptHost) Reserve(n int64) error {
 func (h *scriptHost) Stopped() bool { return h.t.failed() }
 
 // loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
-func loadScript(t *staged, args [][]byte, w *resp.Writer) {
+func loadScript(t *staged, args [][]byte, w *resp.Writer) error {
 	prog, bad := t.c.g.scripts.program(args[2], false)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	w.BulkString(prog.SHA)
+	return nil
 }
 
 // cmdScriptExists tells of this gateway: another one may not have the script, and a client has to expect NOSCRIPT in
 // any case.
-func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
+func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) error {
 	w.Array(len(args) - 2)
 	for _, sha := range args[2:] {
 		n := int64(0)
@@ -462,45 +460,47 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
 		}
 		w.Int(n)
 	}
+	return nil
 }
 
 // cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is
 // nothing to wait for.
-func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
+func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args) > 3 || len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async") {
-		w.Error("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
-		return
+		return refusal("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
 	}
 	c.g.scripts.cache.Clear()
 	w.OK()
+	return nil
 }
 
 // cmdScriptKill is of this gateway's scripts. Unlike in Redis it also ends one that has written, since nothing of that
 // is in the store yet.
-func cmdScriptKill(c *conn, w *resp.Writer, args [][]byte) { c.killScript(w, args, false) }
+func cmdScriptKill(c *conn, w *resp.Writer, args [][]byte) error { return c.killScript(w, args, false) }
 
 // killScript ends the script, or the function, that began first.
 // OK means that it was told to end; it may have come to its end just before, and then takes effect.
-func (c *conn) killScript(w *resp.Writer, args [][]byte, function bool) {
+func (c *conn) killScript(w *resp.Writer, args [][]byte, function bool) error {
 	if !c.withOldest(args, function, func(r *runningScript) { r.task.Kill() }) {
-		w.Error("NOTBUSY No scripts in execution right now.")
-		return
+		return refusal("NOTBUSY No scripts in execution right now.")
 	}
 	w.OK()
+	return nil
 }
 
 // cmdScriptDebug is refused in a transaction whatever it asks for, as in Redis.
-func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) {
+func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case c.inTx.Load() >= 0:
-		w.Error("ERR SCRIPT DEBUG must be called outside a pipeline")
+		return refusal("ERR SCRIPT DEBUG must be called outside a pipeline")
 	case fold(args[2], "no"):
 		w.OK()
 	case fold(args[2], "yes"), fold(args[2], "sync"):
-		w.Error("ERR kvd: there is no debugger for scripts")
+		return refusal("ERR kvd: there is no debugger for scripts")
 	default:
-		w.Error("ERR Use SCRIPT DEBUG YES/SYNC/NO")
+		return refusal("ERR Use SCRIPT DEBUG YES/SYNC/NO")
 	}
+	return nil
 }
 
 type posted struct {

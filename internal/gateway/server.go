@@ -15,7 +15,7 @@ const redisVersion = "7.0.15"
 
 // cmdTime tells this machine's time. The store needs no clock that gateways share: expiry alone
 // depends on it.
-func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) { writeTime(w, time.Now()) }
+func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) error { writeTime(w, time.Now()); return nil }
 
 // writeTime is the reply to TIME: seconds, and microseconds of the second.
 func writeTime(w *resp.Writer, now time.Time) {
@@ -27,62 +27,64 @@ func writeTime(w *resp.Writer, now time.Time) {
 // cmdWait returns 0 replicas, which is what a Redis without replicas says; that a write is on
 // all copies when it is answered is the store's promise, and needs no waiting.
 // The arguments are checked all the same, in Redis's order.
-func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
+func cmdWait(_ *conn, w *resp.Writer, args [][]byte) error {
 	_, ok1 := resp.ParseInt(args[1])
 	ms, ok2 := resp.ParseInt(args[2])
 	switch {
 	case !ok1:
-		w.Error(errNotInt)
+		return refusal(errNotInt)
 	case !ok2:
-		w.Error("ERR timeout is not an integer or out of range")
+		return refusal("ERR timeout is not an integer or out of range")
 	case ms < 0:
-		w.Error("ERR timeout is negative")
+		return refusal("ERR timeout is negative")
 	default:
 		w.Int(0)
 	}
+	return nil
 }
 
 // cmdLolwut names the version, and that this is no Redis, for those who look.
-func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) {
+func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args) >= 3 && fold(args[1], "version") {
 		if n, ok := resp.ParseInt(args[2]); !ok || int64(int(n)) != n {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 	}
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
+	return nil
 }
 
 // cmdDebug is one command, as in Redis: rules of users name DEBUG, or DEBUG with a first argument.
-func cmdDebug(c *conn, w *resp.Writer, args [][]byte) {
+func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case fold(args[1], "help") && len(args) == 2:
 		writeHelp(w, "debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")
 	case fold(args[1], "sleep") && len(args) == 3:
-		cmdDebugSleep(c, w, args)
+		return cmdDebugSleep(c, w, args)
 	default:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try DEBUG HELP.")
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try DEBUG HELP.")
 	}
+	return nil
 }
 
 // cmdDebugSleep holds up only its connection, not the gateway as in Redis. It is for tests of
 // clients, so Options.Debug must allow it.
 // The time is in seconds, and may be a fraction. It ends early if the gateway closes.
-func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
+func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) error {
 	if !c.g.o.Debug {
-		w.Error("ERR DEBUG command not allowed.")
-		return
+		return refusal("ERR DEBUG command not allowed.")
 	}
 	s, _, _ := number.Double(args[2]) // what is no number is 0, as in Redis
 	if !(s >= 0 && s <= 1e6) {
-		w.Error(errNotFloat)
-		return
+		return refusal(errNotFloat)
 	}
 	select {
 	case <-time.After(time.Duration(s * float64(time.Second))):
 	case <-c.ctx.Done():
 	}
 	w.OK()
+	return nil
 }
 
 const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
@@ -110,27 +112,30 @@ func (c *conn) setName(b []byte) {
 // clientCommands are apart from the table since they are many.
 func clientCommands() *command {
 	return container("client", "connection", "Commands about connections.", nil,
-		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.Int(c.id)
+			return nil
 		}, "Returns the connection's number."),
-		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.Verbatim("txt", c.line()+"\n")
+			return nil
 		}, "Describes the connection."),
 		onConn("client|list", -2, "", cmdClientList, "Describes the connections to this gateway."),
-		onConn("client|setname", 3, "", func(c *conn, w *resp.Writer, args [][]byte) {
+		onConn("client|setname", 3, "", func(c *conn, w *resp.Writer, args [][]byte) error {
 			if !validName(args[2]) {
-				w.Error(errClientName)
-				return
+				return refusal(errClientName)
 			}
 			c.setName(args[2])
 			w.OK()
+			return nil
 		}, "Names the connection."),
-		onConn("client|getname", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+		onConn("client|getname", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
 			if c.mu.name == "" {
 				w.Null()
 			} else {
 				w.BulkString(c.mu.name)
 			}
+			return nil
 		}, "Returns the connection's name."),
 		onConn("client|setinfo", 4, "", cmdClientSetInfo, "Names the client's library."),
 		onConn("client|no-evict", 3, "", onOff, "Is accepted."),
@@ -160,38 +165,38 @@ func clientCommands() *command {
 
 // onOff accepts what would change how Redis evicts: here the client library decides that, for
 // all alike.
-func onOff(_ *conn, w *resp.Writer, args [][]byte) {
+func onOff(_ *conn, w *resp.Writer, args [][]byte) error {
 	if !fold(args[2], "on") && !fold(args[2], "off") {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	w.OK()
+	return nil
 }
 
 // cmdClientSetInfo is what client libraries say of themselves as they connect; CLIENT LIST shows
 // it.
 // Values are bounded, since each connection keeps them.
-func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch v := args[3]; {
 	case len(v) > 256 || !validName(v):
-		w.Error("ERR " + strings.ToLower(clip(args[2], 32)) + " cannot contain spaces, newlines or special characters.")
-		return
+		return refusal("ERR " + strings.ToLower(clip(args[2], 32)) +
+			" cannot contain spaces, newlines or special characters.")
 	case fold(args[2], "lib-name"):
 		c.mu.libName = string(v)
 	case fold(args[2], "lib-ver"):
 		c.mu.libVer = string(v)
 	default:
-		w.Error("ERR Unrecognized option '" + clip(args[2], 128) + "'")
-		return
+		return refusal("ERR Unrecognized option '" + clip(args[2], 128) + "'")
 	}
 	w.OK()
+	return nil
 }
 
 // cmdClientReply replies to ON alone. SKIP concerns the next command, so it must not touch a
 // mode that is OFF; conn.replied moves the mode on.
-func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case fold(args[2], "on"):
 		c.reply = replyOn
@@ -203,8 +208,9 @@ func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 			c.reply = replySkipNext
 		}
 	default:
-		w.Error(errSyntax)
+		return refusal(errSyntax)
 	}
+	return nil
 }
 
 // each calls f for the connections in the order of their numbers.
@@ -250,28 +256,25 @@ func clientType(name []byte) func(x *conn) bool {
 
 // cmdClientList shows the connections to this gateway.
 // Other gateways have clients of their own; kvctl shows those of all of them.
-func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientList(c *conn, w *resp.Writer, args [][]byte) error {
 	want := func(*conn) bool { return true }
 	switch {
 	case len(args) == 4 && fold(args[2], "type"):
 		if want = clientType(args[3]); want == nil {
-			w.Error("ERR Unknown client type '" + clip(args[3], 128) + "'")
-			return
+			return refusal("ERR Unknown client type '" + clip(args[3], 128) + "'")
 		}
 	case len(args) > 3 && fold(args[2], "id"):
 		ids := make(map[int64]bool)
 		for _, a := range args[3:] {
 			id, ok := resp.ParseInt(a)
 			if !ok {
-				w.Error("ERR Invalid client ID")
-				return
+				return refusal("ERR Invalid client ID")
 			}
 			ids[id] = true
 		}
 		want = func(c *conn) bool { return ids[c.id] }
 	case len(args) != 2:
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	var s strings.Builder
 	c.g.eachClient(func(c *conn) {
@@ -280,13 +283,14 @@ func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 		}
 	})
 	w.Verbatim("txt", s.String())
+	return nil
 }
 
 // cmdClientKill ends connections of this gateway only: others have numbers of their own. The old
 // form names one address and fails if there is none; the new one combines filters, all of which
 // must match, spares the caller unless told otherwise, and counts. Only Kill is called, which
 // may be called from any goroutine; what serves the connection then sees the end.
-func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) error {
 	var tests []func(x *conn) bool
 	skipMe := true
 	addr := func(a []byte) func(*conn) bool {
@@ -299,8 +303,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		tests, skipMe = append(tests, addr(args[2])), false
 	} else {
 		if len(args)%2 != 0 {
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 		for i := 2; i < len(args); i += 2 {
 			v := args[i+1]
@@ -308,8 +311,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 			case fold(o, "id"):
 				id, ok := resp.ParseInt(v)
 				if !ok || id < 1 {
-					w.Error("ERR client-id should be greater than 0")
-					return
+					return refusal("ERR client-id should be greater than 0")
 				}
 				tests = append(tests, func(x *conn) bool { return x.id == id })
 			case fold(o, "addr"):
@@ -321,15 +323,13 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 				// The connections of a user that was deleted have been closed, so the name finds all that there are.
 				u := c.g.users.Find(string(v))
 				if u == nil {
-					w.Error("ERR No such user '" + clip(v, 128) + "'")
-					return
+					return refusal("ERR No such user '" + clip(v, 128) + "'")
 				}
 				tests = append(tests, func(x *conn) bool { return x.user.Load() == u })
 			case fold(o, "type"):
 				is := clientType(v)
 				if is == nil {
-					w.Error("ERR Unknown client type '" + clip(v, 128) + "'")
-					return
+					return refusal("ERR Unknown client type '" + clip(v, 128) + "'")
 				}
 				tests = append(tests, is)
 			case fold(o, "skipme") && fold(v, "yes"):
@@ -337,8 +337,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 			case fold(o, "skipme") && fold(v, "no"):
 				skipMe = false
 			default:
-				w.Error(errSyntax)
-				return
+				return refusal(errSyntax)
 			}
 		}
 	}
@@ -363,8 +362,9 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 	case !old:
 		w.Int(int64(n))
 	case n == 0:
-		w.Error("ERR No such client")
+		return refusal("ERR No such client")
 	default:
 		w.OK()
 	}
+	return nil
 }

@@ -54,13 +54,14 @@ func (k *key) setLen(name []byte, w *resp.Writer) (n int, ok bool) {
 }
 
 // cmdSAdd replies with how many members are new.
-func cmdSAdd(k *key, args [][]byte, w *resp.Writer) {
+func cmdSAdd(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Set, w) {
-		return
+		return nil
 	}
 	if n, ok := k.addMembers(args[1], args[2:], w); ok {
 		w.Int(int64(n))
 	}
+	return nil
 }
 
 // addMembers adds members to what is a set; ok is false if it did not, and has replied so or asked for room. It writes
@@ -86,13 +87,14 @@ func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added i
 }
 
 // cmdSRem deletes the key with its last member, as all commands on collections do.
-func cmdSRem(k *key, args [][]byte, w *resp.Writer) {
+func cmdSRem(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Set, w) {
-		return
+		return nil
 	}
 	if n, ok := k.removeMembers(args[1], args[2:], w); ok {
 		w.Int(int64(n))
 	}
+	return nil
 }
 
 // removeMembers is addMembers for their removal.
@@ -113,81 +115,81 @@ func (k *key) removeMembers(name []byte, members [][]byte, w *resp.Writer) (remo
 }
 
 // cmdSIsMember and the commands below that only read walk the encoded set, which is up to collection.MaxLen bytes.
-func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) {
+func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Set, w) {
-		return
+		return nil
 	}
 	is, err := k.members().Has(args[2])
 	if err != nil {
-		w.Error(collectionError(client.Set, args[1], err))
-		return
+		return refusal(collectionError(client.Set, args[1], err))
 	}
 	w.Int(bit(is))
+	return nil
 }
 
 // cmdSMIsMember passes over the set once, however many members it is asked for.
-func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) {
+func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Set, w) {
-		return
+		return nil
 	}
 	var few [16]bool
 	has, err := k.members().HasAll(few[:0], args[2:])
 	if err != nil {
-		w.Error(collectionError(client.Set, args[1], err))
-		return
+		return refusal(collectionError(client.Set, args[1], err))
 	}
 	w.Array(len(has))
 	for _, is := range has {
 		w.Int(bit(is))
 	}
+	return nil
 }
 
-func cmdSCard(k *key, args [][]byte, w *resp.Writer) {
+func cmdSCard(k *key, args [][]byte, w *resp.Writer) error {
 	if n, ok := k.setLen(args[1], w); ok {
 		w.Int(int64(n))
 	}
+	return nil
 }
 
 // cmdSMembers is a set in RESP3 and an array in RESP2. Its order is the encoding's.
-func cmdSMembers(k *key, args [][]byte, w *resp.Writer) {
+func cmdSMembers(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := k.setLen(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Set(n)
 	for m := range k.members().All() {
 		w.Bulk(m)
 	}
+	return nil
 }
 
 // cmdSPop replies before it removes, since members lie in the value.
 // Its choice is made anew in each try, and the reply is that of the try that took effect: no member is popped twice.
-func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
+func cmdSPop(k *key, args [][]byte, w *resp.Writer) error {
 	count, ok := int64(1), true
 	if len(args) > 3 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	if len(args) == 3 {
 		if count, ok = resp.ParseInt(args[2]); !ok || count < 0 {
-			w.Error("ERR value is out of range, must be positive")
-			return
+			return refusal("ERR value is out of range, must be positive")
 		}
 	}
 	n, ok := k.setLen(args[1], w)
 	switch {
 	case !ok:
-		return
+		return nil
 	case n == 0 && len(args) == 2:
 		w.Null()
-		return
+		return nil
 	case n == 0, count == 0:
 		w.Set(0)
-		return
+		return nil
 	}
 	b, ok := k.editable(0)
 	if !ok {
-		return
+		return nil
 	}
 	s := collection.Set(b)
 	var few [128]collection.Place
@@ -199,6 +201,7 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 	replyMembers(s, places, w)
 	slices.Sort(places)
 	k.setEdited(client.Set, s.RemovePlaces(places), args[1], w)
+	return nil
 }
 
 // replyMembers is the members at places, as a part of a reply.
@@ -213,44 +216,44 @@ func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 }
 
 // cmdSRandMember with a negative count may give a member several times, as many as the count says.
-func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) {
+func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	count, ok := int64(1), true
 	if len(args) > 3 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	if len(args) == 3 {
 		if count, ok = randomCount(args[2], w); !ok {
-			return
+			return nil
 		}
 	}
 	n, ok := k.setLen(args[1], w)
 	switch {
 	case !ok:
-		return
+		return nil
 	case n == 0 && len(args) == 2:
 		w.Null()
-		return
+		return nil
 	case n == 0:
 		w.Array(0)
-		return
+		return nil
 	}
 	var few [128]collection.Place
 	places, ok := randomPlaces(k.members().Places(few[:0]), count, len(k.value), w)
 	if !ok {
-		return
+		return nil
 	}
 	if len(args) == 3 {
 		w.Array(len(places))
 	}
 	replyMembers(k.members(), places, w)
+	return nil
 }
 
 // cmdSScan copies members that are integers, since Scan writes each of them to the same place.
-func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
+func cmdSScan(k *key, args [][]byte, w *resp.Writer) error {
 	a, ok := k.scanOf(client.Set, args, w)
 	if !ok {
-		return
+		return nil
 	}
 	s := k.members()
 	var found [][]byte
@@ -263,37 +266,36 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
 		}
 	})
 	if err != nil {
-		w.Error(collectionError(client.Set, args[1], err))
-		return
+		return refusal(collectionError(client.Set, args[1], err))
 	}
 	replyScan(next, found, w)
+	return nil
 }
 
 // cmdSMove is nothing but a question if source and destination are the same.
 // Both sets change in one step: nobody sees the member in neither of them, or in both.
-func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
+func cmdSMove(t *staged, args [][]byte, w *resp.Writer) error {
 	t.load(args[1], args[2])
 	from, to := t.key(args[1]), t.key(args[2])
 	if !from.present {
 		w.Int(0)
-		return
+		return nil
 	}
 	if !from.is(client.Set, w) || !to.is(client.Set, w) {
-		return
+		return nil
 	}
 	member := args[3:4]
 	is, err := from.members().Has(member[0])
 	if err != nil {
-		w.Error(collectionError(client.Set, args[1], err))
-		return
+		return refusal(collectionError(client.Set, args[1], err))
 	}
 	if !is || from == to {
 		w.Int(bit(is))
-		return
+		return nil
 	}
 	n, ok := to.addMembers(args[2], member, w)
 	if !ok {
-		return
+		return nil
 	}
 	if _, ok := from.removeMembers(args[1], member, w); ok {
 		t.name(from, onSet, "srem")
@@ -302,6 +304,7 @@ func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 		}
 		w.Int(1)
 	}
+	return nil
 }
 
 // operand is a set that a command on several works on.
@@ -410,9 +413,18 @@ func difference(t *staged, sets []operand) (found [][]byte, ok bool) {
 // unlimited is SINTER's intersection.
 func unlimited(t *staged, sets []operand) ([][]byte, bool) { return intersection(t, sets, 0) }
 
-func cmdSInter(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, unlimited) }
-func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, union) }
-func cmdSDiff(t *staged, args [][]byte, w *resp.Writer)  { replySets(t, args, w, difference) }
+func cmdSInter(t *staged, args [][]byte, w *resp.Writer) error {
+	replySets(t, args, w, unlimited)
+	return nil
+}
+func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) error {
+	replySets(t, args, w, union)
+	return nil
+}
+func cmdSDiff(t *staged, args [][]byte, w *resp.Writer) error {
+	replySets(t, args, w, difference)
+	return nil
+}
 
 // replySets is a command that replies with the result.
 func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
@@ -430,21 +442,27 @@ func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 	}
 }
 
-func cmdSInterStore(t *staged, args [][]byte, w *resp.Writer) { storeSets(t, args, w, unlimited) }
-func cmdSUnionStore(t *staged, args [][]byte, w *resp.Writer) { storeSets(t, args, w, union) }
-func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer)  { storeSets(t, args, w, difference) }
+func cmdSInterStore(t *staged, args [][]byte, w *resp.Writer) error {
+	return storeSets(t, args, w, unlimited)
+}
+func cmdSUnionStore(t *staged, args [][]byte, w *resp.Writer) error {
+	return storeSets(t, args, w, union)
+}
+func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer) error {
+	return storeSets(t, args, w, difference)
+}
 
 // storeSets makes the result a key's, whatever that was, or deletes it.
 // The destination may be a source, too: it is read before. Its expiry goes.
-func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
+func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) error {
 	t.load(args[1:]...)
 	sets, ok := operands(t, args[2:], w)
 	if !ok {
-		return
+		return nil
 	}
 	found, ok := f(t, sets)
 	if !ok {
-		return
+		return nil
 	}
 	to := t.key(args[1])
 	if len(found) == 0 {
@@ -452,7 +470,7 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 			to.delete()
 		}
 		w.Int(0)
-		return
+		return nil
 	}
 	size := 0
 	for _, m := range found {
@@ -462,46 +480,43 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 	n := collection.Set(nil).Room(len(found), size)
 	if n > to.room {
 		to.want = n
-		return
+		return nil
 	}
 	s, _, err := collection.Set(make([]byte, 0, n)).AddAll(found)
 	if err != nil || len(s) > min(to.maxValue, collection.MaxLen) {
-		w.Error(collectionError(client.Set, args[1], collection.ErrTooLong))
-		return
+		return refusal(collectionError(client.Set, args[1], collection.ErrTooLong))
 	}
 	to.flags = 0
 	to.setAs(client.Set, s, 0)
 	w.Int(int64(len(found)))
+	return nil
 }
 
 // cmdSInterCard looks at its options before it looks at any key.
 // With LIMIT it stops counting there; 0 is no limit.
-func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) {
+func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[1])
 	switch {
 	case !ok || n < 1:
-		w.Error("ERR numkeys should be greater than 0")
-		return
+		return refusal("ERR numkeys should be greater than 0")
 	case n > int64(len(args)-2):
-		w.Error("ERR Number of keys can't be greater than number of args")
-		return
+		return refusal("ERR Number of keys can't be greater than number of args")
 	}
 	limit := int64(0)
 	for opts := args[2+n:]; len(opts) > 0; opts = opts[2:] {
 		if !fold(opts[0], "limit") || len(opts) == 1 {
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 		if limit, ok = resp.ParseInt(opts[1]); !ok || limit < 0 {
-			w.Error("ERR LIMIT can't be negative")
-			return
+			return refusal("ERR LIMIT can't be negative")
 		}
 	}
 	sets, ok := operands(t, args[2:2+n], w)
 	if !ok {
-		return
+		return nil
 	}
 	if found, ok := intersection(t, sets, limit); ok {
 		w.Int(int64(len(found)))
 	}
+	return nil
 }

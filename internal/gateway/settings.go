@@ -488,7 +488,7 @@ func byName(lists ...[]setting) map[string]setting {
 }
 
 // cmdConfigGet takes patterns, several of them, and returns a setting once however many match.
-func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
+func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) error {
 	var found []setting
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		for _, p := range args[2:] {
@@ -503,14 +503,14 @@ func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
 		w.BulkString(s.name)
 		w.BulkString(s.get(c))
 	}
+	return nil
 }
 
 // cmdConfigSet changes all of its parameters or none. It changes this gateway alone, until that ends.
 // Redis looks at all names before it looks at values, and so names the first of them that is wrong.
-func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
+func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args)%2 != 0 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	failed := func(arg []byte, why string) {
 		w.Error("ERR CONFIG SET failed (possibly related to argument '" + clip(arg, 128) + "') - " + why)
@@ -520,14 +520,13 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
 		s, ok := settings[string(lower(nil, args[i]))]
 		switch {
 		case !ok:
-			w.Error("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(args[i], 128) + "'")
-			return
+			return refusal("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(args[i], 128) + "'")
 		case s.set == nil:
 			failed(args[i], "can't set immutable config")
-			return
+			return nil
 		case chosen[s.name]:
 			failed(args[i], "duplicate parameter")
-			return
+			return nil
 		}
 		chosen[s.name] = true
 	}
@@ -536,7 +535,7 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
 		apply, bad := settings[string(lower(nil, args[i]))].set(c, string(args[i+1]))
 		if bad != "" {
 			failed(args[i], bad)
-			return
+			return nil
 		}
 		changes = append(changes, apply)
 	}
@@ -544,4 +543,5 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
 		apply()
 	}
 	w.OK()
+	return nil
 }

@@ -15,22 +15,23 @@ func parseEnd(b []byte) (left, ok bool) {
 }
 
 // cmdLMove takes from one list and adds to another in one step, whichever gateways others use.
-func cmdLMove(t *staged, args [][]byte, w *resp.Writer) {
+func cmdLMove(t *staged, args [][]byte, w *resp.Writer) error {
 	from, ok1 := parseEnd(args[3])
 	to, ok2 := parseEnd(args[4])
 	if !ok1 || !ok2 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	if !moveElement(t, args[1], args[2], from, to, false, w) {
 		w.Null()
 	}
+	return nil
 }
 
-func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) {
+func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) error {
 	if !moveElement(t, args[1], args[2], false, true, false, w) {
 		w.Null()
 	}
+	return nil
 }
 
 // moveElement moves an element and replies with it. It returns false, without a reply, if there is none; for a client
@@ -164,13 +165,13 @@ func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool
 	})
 }
 
-func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) {
+func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) error {
 	a, bad := parseMPop(args[1:])
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if !a.try(t, a.names, false, w) {
 		w.NullArray()
 	}
+	return nil
 }

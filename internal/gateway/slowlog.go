@@ -168,13 +168,6 @@ func (l *slowLog) reset() {
 	l.mu.entries, l.mu.bytes = nil, 0
 }
 
-// noteSlow logs a command of the connection if it took long. EXEC is left out, as in Redis: its commands are there.
-func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
-	if c.g.slow.notes(took) && cmd.name != "exec" {
-		c.logSlow(cmd, args, len(args), took)
-	}
-}
-
 // logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
 // The arguments are copied, cut and without secrets. It is called after the command, by its connection's goroutine or
 // loop.
@@ -197,23 +190,6 @@ func (b *batch) tookFrom(took time.Duration) time.Duration {
 		return time.Since(b.start)
 	}
 	return took
-}
-
-// noteSlow logs the command whose last entry is given.
-// That of a command on several keys has the arguments of one, and the command may have come in several batches.
-func (b *batch) noteSlow(last int, took time.Duration) {
-	took = b.tookFrom(took)
-	e := &b.entries[last]
-	if !b.c.g.slow.notes(took) || e.text != "" {
-		return
-	}
-	if e.unit < 0 || e.cmd.fold == single {
-		b.c.noteSlow(e.cmd, e.args, took)
-		return
-	}
-	n := e.n * len(e.args)
-	args := append([][]byte{[]byte(e.cmd.name)}, b.cur.args[:min(n, maxSlowArgs)]...)
-	b.c.logSlow(e.cmd, args, 1+n, took)
 }
 
 // slowArgs are copies of a command's n arguments as Redis cuts them, without what is secret.
@@ -253,18 +229,16 @@ func isSecret(cmd *command, args [][]byte, i int) bool {
 }
 
 // cmdSlowLogGet shows the newest entries, ten of them unless told otherwise.
-func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
+func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) error {
 	n := int64(10)
 	if len(args) > 3 {
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try SLOWLOG HELP.")
-		return
 	}
 	if len(args) == 3 {
 		var ok bool
 		if n, ok = resp.ParseInt(args[2]); !ok || n < -1 {
-			w.Error("ERR count should be greater than or equal to -1")
-			return
+			return refusal("ERR count should be greater than or equal to -1")
 		}
 	}
 	all := c.g.slow.newest(n)
@@ -281,17 +255,20 @@ func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
 		w.BulkString(e.peer)
 		w.BulkString(e.name)
 	}
+	return nil
 }
 
 // cmdSlowLogLen may be below slowlog-max-len even if more commands were slow: maxSlowBytes bounds the entries, too.
-func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) error {
 	n, _ := c.g.slow.size()
 	w.Int(int64(n))
+	return nil
 }
 
-func cmdSlowLogReset(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdSlowLogReset(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.g.slow.reset()
 	w.OK()
+	return nil
 }
 
 // slowLogCommands tell what took long: SLOWLOG which commands, LATENCY how often.
@@ -330,7 +307,7 @@ func slowLogCommands() []*command {
 // cmdLatencyHistogram shows the buckets of the metrics, those that count anything, and leaves out commands that
 // were never called or are none. Failed calls are counted, too. The last bucket is of all that took more than the one
 // before. Buckets are cumulative, as in Redis, whose own are powers of two as well.
-func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
+func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) error {
 	list := commandsByID
 	if len(args) > 2 {
 		list = nil
@@ -371,4 +348,5 @@ func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
 			w.Int(b[1])
 		}
 	}
+	return nil
 }

@@ -27,46 +27,37 @@ type sortArgs struct {
 
 // parseSort reads the options. Patterns may name any key, so they are for users who may read all of them.
 // The arguments are kept. A BY pattern without a star is none, and needs no right.
-func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sortArgs, bad string) {
+func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sortArgs, err error) {
 	o.count = -1
-	for i := 2; i < len(args); i++ {
-		more := len(args) - 1 - i
-		switch a := args[i]; {
-		case fold(a, "asc"):
+	p := optionsOf(args[2:])
+	for p.More() {
+		switch {
+		case p.Flag("asc"):
 			o.desc = false
-		case fold(a, "desc"):
+		case p.Flag("desc"):
 			o.desc = true
-		case fold(a, "alpha"):
+		case p.Flag("alpha"):
 			o.alpha = true
-		case fold(a, "limit") && more >= 2:
-			var ok1, ok2 bool
-			o.from, ok1 = resp.ParseInt(args[i+1])
-			o.count, ok2 = resp.ParseInt(args[i+2])
-			if !ok1 || !ok2 {
-				return o, errNotInt
-			}
-			i += 2
-		case fold(a, "store") && more >= 1 && !readOnly:
-			o.store = args[i+1]
-			i++
-		case fold(a, "by") && more >= 1:
-			i++
-			if o.by = args[i]; bytes.IndexByte(o.by, '*') < 0 {
+		case p.Option("limit", 2):
+			o.from, o.count = p.Int(), p.Int()
+		case !readOnly && p.Option("store", 1):
+			o.store = p.Str()
+		case p.Option("by", 1):
+			if o.by = p.Str(); bytes.IndexByte(o.by, '*') < 0 {
 				o.dontSort = true
 			} else if !readsEverything() {
-				return o, "ERR BY option of SORT denied due to insufficient ACL permissions."
+				p.Refuse("ERR BY option of SORT denied due to insufficient ACL permissions.")
 			}
-		case fold(a, "get") && more >= 1:
-			i++
+		case p.Option("get", 1):
 			if !readsEverything() { // for # as well, as in Redis
-				return o, "ERR GET option of SORT denied due to insufficient ACL permissions."
+				p.Refuse("ERR GET option of SORT denied due to insufficient ACL permissions.")
 			}
-			o.get = append(o.get, args[i])
+			o.get = append(o.get, p.Str())
 		default:
-			return o, errSyntax
+			p.Wrong()
 		}
 	}
-	return o, ""
+	return o, p.End()
 }
 
 // readsEverything reports whether the connection's user may perform the command by rules that let him read every key.
@@ -80,8 +71,8 @@ func (t *staged) readsEverything(cmd *command, args [][]byte) bool {
 	return r.ReadsAllKeys(&a)
 }
 
-func cmdSort(t *staged, args [][]byte, w *resp.Writer)   { sortKey(t, args, w, false) }
-func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) { sortKey(t, args, w, true) }
+func cmdSort(t *staged, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
+func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
 
 // sortSpans are the key and, with STORE, the one that is written.
 // Keys of patterns are none of these: they are read when they are known.
@@ -120,23 +111,19 @@ type sorted struct {
 }
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
-func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
-	o, bad := parseSort(args, readOnly, func() bool { return t.readsEverything(find(args[0]), args) })
-	if bad != "" {
-		w.Error(bad)
-		return
+func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
+	o, err := parseSort(args, readOnly, func() bool { return t.readsEverything(find(args[0]), args) })
+	if err != nil {
+		return err
 	}
 	k := t.key(args[1])
 	if k.present && k.typ != client.List && k.typ != client.Set && k.typ != client.SortedSet {
-		w.Error(errWrongType)
-		return
+		return refusal(errWrongType)
 	}
 	var elements [][]byte
 	if k.present {
-		var err error
 		if elements, err = elementsOf(k.typ, k.value); err != nil {
-			w.Error(collectionError(k.typ, args[1], err))
-			return
+			return refusal(collectionError(k.typ, args[1], err))
 		}
 	}
 	if o.dontSort && k.typ == client.Set && o.store != nil {
@@ -148,8 +135,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 	}
 	list, bad := t.sortElements(elements, &o)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	var out [][]byte
 	// The keys of GET are read here, one by one, and only for the elements that LIMIT leaves.
@@ -162,11 +148,10 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 		}
 	}
 	if t.failed() {
-		return
+		return nil
 	}
 	if o.store != nil {
-		storeList(t.key(o.store), o.store, out, w)
-		return
+		return storeList(t.key(o.store), o.store, out, w)
 	}
 	w.Array(len(out))
 	for _, e := range out {
@@ -176,6 +161,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 			w.Bulk(e)
 		}
 	}
+	return nil
 }
 
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with

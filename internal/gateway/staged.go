@@ -118,8 +118,9 @@ type stagedKey struct {
 	used    bool   // a function has seen it, or it is watched: it is a condition
 }
 
-// A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t.
-type severalFunc func(t *staged, args [][]byte, w *resp.Writer)
+// A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t. An error is its
+// reply instead.
+type severalFunc func(t *staged, args [][]byte, w *resp.Writer) error
 
 // maxStaged bounds the keys of one function.
 const maxStaged = 16 << 10
@@ -383,29 +384,29 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 		defer t.chargeChanges(len(args))
 	}
 	defer t.noteChanges(cmd, args, w)()
+	writeRefusal(w, t.perform(cmd, args, w))
+}
+
+// perform is run without what follows a command.
+func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	if cmd.keys != nil {
-		cmd.keys(t, args, w)
-		return
+		return cmd.keys(t, args, w)
 	}
 	if cmd.fold == single {
 		if bad := badKey(t.in(), args[cmd.first]); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		k := t.key(args[cmd.first])
 		k.count, k.also = 0, ""
-		cmd.key(k, args, w)
-		return
+		return cmd.key(k, args, w)
 	}
 	if cmd.fold == setAll && len(args)%2 == 0 {
-		w.Error(wrongArgs(cmd))
-		return
+		return refusal(wrongArgs(cmd))
 	}
 	var names [][]byte
 	for i := 1; i < len(args); i += cmd.step {
 		if bad := badKey(t.in(), args[i]); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		names = append(names, args[i])
 	}
@@ -417,7 +418,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	for i, name := range names {
 		k := t.key(name)
 		k.count = 0
-		cmd.key(k, args[1+i*cmd.step:][:cmd.step], w)
+		writeRefusal(w, cmd.key(k, args[1+i*cmd.step:][:cmd.step], w))
 		sum += k.count
 	}
 	switch cmd.fold {
@@ -427,6 +428,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	default:
 		w.Int(sum)
 	}
+	return nil
 }
 
 // stagedTries is how often a function runs, while others change what it has read.
@@ -739,25 +741,20 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 				w.Errors++
 			}
 		default:
-			q.cmd.conn(c, w, q.args)
+			writeRefusal(w, q.cmd.conn(c, w, q.args))
 		}
-		took := time.Since(b.start)
-		c.noteAnswer(q.cmd, w, start, w.Errors-errs, took)
-		if r := replies[i]; r.bad == "" {
-			c.noteSlow(q.cmd, q.args, took)
-			late.performed(c, t, q)
+		x := ended{cmd: q.cmd, args: q.args, start: start, errs: errs, took: time.Since(b.start), shown: true,
+			inExec: true}
+		if replies[i].bad != "" {
+			x.args, x.refused = nil, true
 		} else {
-			c.g.m.commands[q.cmd.id].rejected.Add(1)
+			late.performed(c, t, q)
 		}
-		c.told(q.cmd, w, start, w.Errors != errs, took)
-		if c.mute() {
-			w.Truncate(start)
-		} else if w.Len() > sendFrom {
-			if err := c.push(w, 0); err != nil {
-				return err
-			}
+		if err := b.finish(&x); err != nil {
+			return err
 		}
 	}
+	b.countAlike()
 	late.enterKeys(c)
 	return nil
 }

@@ -23,11 +23,11 @@ func streamCommands() []*command {
 	return ofGroup("stream",
 		onStreams("xadd", keyed("xadd", -5, 1, update, cmdXAdd, "Appends an entry to a stream.")),
 		keyed("xlen", 2, 1, read, cmdXLen, "Counts the entries of a stream."),
-		keyed("xrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			xrange(k, args, w, false)
+		keyed("xrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return xrange(k, args, w, false)
 		}, "Returns entries by their ids."),
-		keyed("xrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			xrange(k, args, w, true)
+		keyed("xrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return xrange(k, args, w, true)
 		}, "Returns entries by their ids, in reverse."),
 		onStreams("xdel", keyed("xdel", -3, 1, update, cmdXDel, "Deletes entries.")),
 		onStreams("xtrim", keyed("xtrim", -4, 1, update, cmdXTrim, "Deletes the first entries.")),
@@ -357,7 +357,7 @@ func (a *trimArgs) parseBound(b []byte) (bad string) {
 
 // cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind
 // the last. The trimming is a part of the same write.
-func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
+func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseTrim(args, true)
 	switch {
 	case bad != "":
@@ -367,28 +367,25 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 		bad = "ERR The ID specified in XADD must be greater than 0-0"
 	}
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if !k.is(client.Stream, w) {
-		return
+		return nil
 	}
 	if !k.present && a.noMake {
 		w.Null()
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[1], collection.StreamRoom(a.fields), w)
 	if !ok {
-		return
+		return nil
 	}
 	if s.Last == collection.MaxStreamID {
-		w.Error("ERR The stream has exhausted the last possible ID, unable to add more items")
-		return
+		return refusal("ERR The stream has exhausted the last possible ID, unable to add more items")
 	}
 	id := a.nextID(s.Last, k.now)
 	if id.Compare(s.Last) <= 0 {
-		w.Error("ERR The ID specified in XADD is equal or smaller than the target stream top item")
-		return
+		return refusal("ERR The ID specified in XADD is equal or smaller than the target stream top item")
 	}
 	// The entry is added before trimming, and counts for MAXLEN; a bound of 0 takes it away again.
 	s.Add(id, a.fields)
@@ -396,16 +393,17 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 	if a.some {
 		var err error
 		if gone, err = s.Trim(a.StreamTrim); !streamOK(err, args[1], w) {
-			return
+			return nil
 		}
 	}
 	if !k.setStream(s, false, args[1], w) {
-		return
+		return nil
 	}
 	if gone > 0 {
 		k.also = "xtrim"
 	}
 	writeID(w, id)
+	return nil
 }
 
 // nextID is the id of a new entry, which is not behind last if the arguments ask for such a one.
@@ -427,15 +425,16 @@ func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.Stream
 }
 
 // cmdXLen reads the number of entries, which the encoding has.
-func cmdXLen(k *key, args [][]byte, w *resp.Writer) {
+func cmdXLen(k *key, args [][]byte, w *resp.Writer) error {
 	if s, ok := k.readStream(args[1], w); ok {
 		w.Int(int64(s.Len()))
 	}
+	return nil
 }
 
 // xrange is XRANGE and XREVRANGE. It walks the range twice, first to count it, since the number comes before the
 // entries.
-func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
+func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 	start, end := args[2], args[3]
 	if reverse {
 		start, end = end, start // XREVRANGE names the upper end first
@@ -445,19 +444,19 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 	if bad == "" {
 		to, bad = parseEdge(end, true)
 	}
-	count := int64(-1)
-	for i := 4; i < len(args) && bad == ""; i += 2 {
-		var ok bool
-		if i+1 == len(args) || !fold(args[i], "count") {
-			bad = errSyntax
-		} else if count, ok = resp.ParseInt(args[i+1]); !ok {
-			bad = errNotInt
-		}
-		count = max(count, 0)
-	}
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
+	}
+	count := int64(-1)
+	p := optionsOf(args[4:])
+	for p.More() {
+		if !p.Option("count", 1) {
+			p.Wrong()
+		}
+		count = max(p.Int(), 0)
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	s, ok := k.readStream(args[1], w)
 	switch {
@@ -469,6 +468,7 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 	default:
 		writeSome(w, s, from, to, reverse, max(count, 0), args[1])
 	}
+	return nil
 }
 
 // parseIDs reads all arguments as ids.
@@ -486,23 +486,23 @@ func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool
 }
 
 // cmdXDel leaves the entries pending in groups that had them; XCLAIM and XAUTOCLAIM forget those.
-func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
+func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.hasOrZero(client.Stream, w) {
-		return
+		return nil
 	}
 	ids, ok := parseIDs(args[2:], w)
 	if !ok {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	gone := int64(0)
 	for _, id := range ids {
 		was, err := s.Delete(id)
 		if !streamOK(err, args[1], w) {
-			return
+			return nil
 		}
 		gone += bit(was)
 	}
@@ -510,83 +510,75 @@ func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
 	if gone == 0 || k.setStream(s, false, args[1], w) {
 		w.Int(gone)
 	}
+	return nil
 }
 
 // cmdXTrim replies with how many entries went.
-func cmdXTrim(k *key, args [][]byte, w *resp.Writer) {
+func cmdXTrim(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseTrim(args, false)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if !k.hasOrZero(client.Stream, w) {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	gone, err := s.Trim(a.StreamTrim)
 	if streamOK(err, args[1], w) && (gone == 0 || k.setStream(s, false, args[1], w)) {
 		w.Int(int64(gone))
 	}
+	return nil
 }
 
 // cmdXSetID is for those who copy streams between stores: it sets what XADD and groups count by.
-func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
+func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	id, ok := parseID(args[2])
 	if !ok {
-		w.Error(errStreamID)
-		return
+		return refusal(errStreamID)
 	}
 	added, deleted := int64(-1), collection.StreamID{}
-	bad := ""
-	for i := 3; i < len(args) && bad == ""; i += 2 {
-		more := i+1 < len(args)
+	p := optionsOf(args[3:])
+	for p.More() {
 		switch {
-		case more && fold(args[i], "entriesadded"):
-			if added, ok = resp.ParseInt(args[i+1]); !ok {
-				bad = errNotInt
-			} else if added < 0 {
-				bad = "ERR entries_added must be positive"
+		case p.Option("entriesadded", 1):
+			if added = p.Int(); added < 0 {
+				p.Refuse("ERR entries_added must be positive")
 			}
-		case more && fold(args[i], "maxdeletedid"):
-			if deleted, ok = parseID(args[i+1]); !ok {
-				bad = errStreamID
+		case p.Option("maxdeletedid", 1):
+			if deleted, ok = parseID(p.Str()); !ok {
+				p.Refuse(errStreamID)
 			} else if id.Compare(deleted) < 0 {
-				bad = "ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id"
+				p.Refuse("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")
 			}
 		default:
-			bad = errSyntax
+			p.Wrong()
 		}
 	}
-	if bad == "" && !k.present {
-		bad = errNoKey
+	if err := p.End(); err != nil {
+		return err
 	}
-	if bad != "" {
-		w.Error(bad)
-		return
+	if !k.present {
+		return refusal(errNoKey)
 	}
 	if !k.is(client.Stream, w) {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	// An id before the last entry's would let XADD give ids a second time.
 	top, err := s.Edge(true)
 	switch {
 	case !streamOK(err, args[1], w):
-		return
+		return nil
 	case s.Len() > 0 && id.Compare(top) < 0:
-		bad = "ERR The ID specified in XSETID is smaller than the target stream top item"
+		return refusal("ERR The ID specified in XSETID is smaller than the target stream top item")
 	case s.Len() > 0 && added >= 0 && int64(s.Len()) > added:
-		bad = "ERR The entries_added specified in XSETID is smaller than the target stream length"
-	}
-	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal("ERR The entries_added specified in XSETID is smaller than the target stream length")
 	}
 	if s.SetLast(id, top); added >= 0 {
 		s.Added = uint64(added)
@@ -597,4 +589,5 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
 	if k.setStream(s, false, args[1], w) {
 		w.OK()
 	}
+	return nil
 }

@@ -23,30 +23,27 @@ type groupArgs struct {
 }
 
 // parseGroup reads what is behind the id. SETID has the same options but for MKSTREAM.
-func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
+func parseGroup(args [][]byte, create bool) (a groupArgs, err error) {
 	a.read = -1
-	for i := 5; i < len(args); i++ {
+	p := optionsOf(args[5:])
+	for p.More() {
 		switch {
-		case create && fold(args[i], "mkstream"):
+		case create && p.Flag("mkstream"):
 			a.make = true
-		case fold(args[i], "entriesread") && i+1 < len(args):
-			i++
-			var ok bool
-			if a.read, ok = resp.ParseInt(args[i]); !ok {
-				return a, errNotInt
-			}
-			if a.read < -1 {
-				return a, "ERR value for ENTRIESREAD must be positive or -1"
+		case p.Option("entriesread", 1):
+			if a.read = p.Int(); a.read < -1 {
+				p.Refuse("ERR value for ENTRIESREAD must be positive or -1")
 			}
 		default:
-			return a, wrongGroupArgs(args)
+			p.Refuse(wrongGroupArgs(args))
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
-func wrongGroupArgs(args [][]byte) string {
-	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
+func wrongGroupArgs(args [][]byte) refusal {
+	return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		"'. Try XGROUP HELP.")
 }
 
 // hasStream reports whether XGROUP has a stream; if not it replied so.
@@ -60,37 +57,34 @@ func (k *key) hasStream(w *resp.Writer) bool {
 
 // cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last
 // id.
-func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
-	a, bad := parseGroup(args, true)
-	if bad != "" {
-		w.Error(bad)
-		return
+func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
+	a, err := parseGroup(args, true)
+	if err != nil {
+		return err
 	}
 	if !a.make && !k.hasStream(w) || !k.is(client.Stream, w) {
-		return
+		return nil
 	}
 	if len(args) > 8 {
-		w.Error(wrongGroupArgs(args))
-		return
+		return wrongGroupArgs(args)
 	}
 	s, ok := k.editStream(args[2], collection.StreamGroupRoom(args[3], 0), w)
 	if !ok {
-		return
+		return nil
 	}
 	id := s.Last
 	if string(args[4]) != "$" {
 		if id, ok = parseID(args[4]); !ok {
-			w.Error(errStreamID)
-			return
+			return refusal(errStreamID)
 		}
 	}
 	if !s.AddGroup(&collection.StreamGroup{Name: args[3], Last: id, Read: a.read}) {
-		w.Error("BUSYGROUP Consumer Group name already exists")
-		return
+		return refusal("BUSYGROUP Consumer Group name already exists")
 	}
 	if k.setStream(s, true, args[2], w) {
 		w.OK()
 	}
+	return nil
 }
 
 // editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it
@@ -110,19 +104,17 @@ func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.
 }
 
 // cmdXGroupSetID changes nothing of what is pending.
-func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
-	a, bad := parseGroup(args, false)
-	if bad != "" {
-		w.Error(bad)
-		return
+func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
+	a, err := parseGroup(args, false)
+	if err != nil {
+		return err
 	}
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	if len(args) != 5 && len(args) != 7 {
-		w.Error(wrongGroupArgs(args))
-		return
+		return wrongGroupArgs(args)
 	}
 	switch string(args[4]) {
 	case "$":
@@ -133,55 +125,57 @@ func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
 		g.Last = collection.MaxStreamID
 	default:
 		if g.Last, ok = parseID(args[4]); !ok {
-			w.Error(errStreamID)
-			return
+			return refusal(errStreamID)
 		}
 	}
 	g.Read = a.read
 	if k.setStream(s, true, args[2], w) {
 		w.OK()
 	}
+	return nil
 }
 
 // cmdXGroupDestroy wakes the group's clients that wait, as every write of a stream does; they are told that it is gone.
-func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.hasStream(w) {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[2], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	// All that was pending goes with the group.
 	was := s.RemoveGroup(args[3])
 	if !was || k.setStream(s, true, args[2], w) {
 		w.Int(bit(was))
 	}
+	return nil
 }
 
 // cmdXGroupCreateConsumer is for tools: a consumer is made when it is first heard of.
-func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) error {
 	s, g, ok := k.editGroup(args, collection.StreamGroupRoom(args[4], 0), w)
 	if !ok {
-		return
+		return nil
 	}
 	// A consumer that is there is not seen by this: its idle time goes on.
 	if _, found := g.Consumer(args[4]); found {
 		w.Int(0)
-		return
+		return nil
 	}
 	g.See(args[4], k.now)
 	if k.setStream(s, true, args[2], w) {
 		w.Int(1)
 	}
+	return nil
 }
 
 // cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that
 // was.
-func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
+func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) error {
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	pending := 0
 	i, found := g.Consumer(args[4])
@@ -191,26 +185,27 @@ func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 	if !found || k.setStream(s, true, args[2], w) {
 		w.Int(int64(pending))
 	}
+	return nil
 }
 
 // cmdXAck looks at the ids when it knows that there is a group.
 // It counts those that were pending, and writes only if there are some.
-func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
+func cmdXAck(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Stream, w) {
-		return
+		return nil
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	g := s.Group(args[2])
 	if g == nil {
 		w.Int(0)
-		return
+		return nil
 	}
 	ids, ok := parseIDs(args[3:], w)
 	if !ok {
-		return
+		return nil
 	}
 	n := int64(0)
 	for _, id := range ids {
@@ -222,6 +217,7 @@ func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 	if n == 0 || k.setStream(s, true, args[1], w) {
 		w.Int(n)
 	}
+	return nil
 }
 
 // pendingArgs are those of XPENDING with a range.
@@ -262,28 +258,28 @@ func parsePending(args [][]byte) (a pendingArgs, bad string) {
 }
 
 // cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
-func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
+func cmdXPending(k *key, args [][]byte, w *resp.Writer) error {
 	var a pendingArgs
 	if len(args) != 3 {
 		var bad string
 		if a, bad = parsePending(args); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 	}
 	s, ok := k.readStream(args[1], w)
 	if !ok {
-		return
+		return nil
 	}
 	g := s.Group(args[2])
 	switch {
 	case g == nil:
-		w.Error(noKeyOrGroup(args[1], args[2]))
+		return refusal(noKeyOrGroup(args[1], args[2]))
 	case len(args) == 3:
 		writePending(w, g)
 	default:
 		a.write(w, g, k.now)
 	}
+	return nil
 }
 
 // writePending is all that is pending, in numbers.
@@ -410,69 +406,56 @@ type claimArgs struct {
 }
 
 // parseClaim reads ids up to the first argument that is none, and then options. now is in Unix ms.
-func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
+func parseClaim(args [][]byte, now int64) (a claimArgs, err error) {
 	a.delivered, a.times = -1, -1
-	i := 5
-	for ; i < len(args); i++ {
-		id, ok := parseID(args[i])
+	list := args[5:]
+	for len(list) > 0 {
+		id, ok := parseID(list[0])
 		if !ok {
 			break
 		}
-		a.ids = append(a.ids, id)
+		a.ids, list = append(a.ids, id), list[1:]
 	}
-	for ; i < len(args); i++ {
-		o, more := args[i], i+1 < len(args)
-		ok := true
+	p := optionsOf(list)
+	for p.More() {
 		switch {
-		case fold(o, "force"):
+		case p.Flag("force"):
 			a.force = true
-		case fold(o, "justid"):
+		case p.Flag("justid"):
 			a.just = true
-		case more && fold(o, "idle"):
-			i++
-			var idle int64
-			if idle, ok = resp.ParseInt(args[i]); !ok {
-				return a, "ERR Invalid IDLE option argument for XCLAIM"
-			}
-			a.delivered = now - idle
-		case more && fold(o, "time"):
-			i++
-			if a.delivered, ok = resp.ParseInt(args[i]); !ok {
-				return a, "ERR Invalid TIME option argument for XCLAIM"
-			}
-		case more && fold(o, "retrycount"):
-			i++
-			if a.times, ok = resp.ParseInt(args[i]); !ok {
-				return a, "ERR Invalid RETRYCOUNT option argument for XCLAIM"
-			}
-		case more && fold(o, "lastid"):
-			i++
-			if a.last, ok = parseID(args[i]); !ok {
-				return a, errStreamID
+		case p.Option("idle", 1):
+			a.delivered = now - p.IntFrom(math.MinInt64, "ERR Invalid IDLE option argument for XCLAIM")
+		case p.Option("time", 1):
+			a.delivered = p.IntFrom(math.MinInt64, "ERR Invalid TIME option argument for XCLAIM")
+		case p.Option("retrycount", 1):
+			a.times = p.IntFrom(math.MinInt64, "ERR Invalid RETRYCOUNT option argument for XCLAIM")
+		case p.Option("lastid", 1):
+			var ok bool
+			if a.last, ok = parseID(p.Str()); !ok {
+				p.Refuse(errStreamID)
 			}
 		default:
-			return a, "ERR Unrecognized XCLAIM option '" + asText(o) + "'"
+			p.Refuse(refusal("ERR Unrecognized XCLAIM option '" + asText(p.Str()) + "'"))
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
 // cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names.
 // Of two consumers that claim an entry at a time with a least time of idleness, the second one finds that it is not
 // idle.
-func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
+func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 	c, ok := k.beginClaim(args, len(args), w)
 	if !ok {
-		return
+		return nil
 	}
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XCLAIM", w)
 	if !ok {
-		return
+		return nil
 	}
-	a, bad := parseClaim(args, k.now)
-	if bad != "" {
-		w.Error(bad)
-		return
+	a, err := parseClaim(args, k.now)
+	if err != nil {
+		return err
 	}
 	if a.last.Compare(c.g.Last) > 0 {
 		c.g.Last, c.changed = a.last, true
@@ -485,7 +468,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 		i, pending := c.g.Pending.Find(id)
 		e, found, err := c.s.Find(id)
 		if !streamOK(err, args[1], w) {
-			return
+			return nil
 		}
 		var p collection.PendingEntry
 		switch {
@@ -514,6 +497,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 		w.Array(c.n)
 		w.Raw(c.out.Bytes())
 	}
+	return nil
 }
 
 // autoClaimTries is how many pending entries XAUTOCLAIM looks at for each that it may claim.
@@ -521,33 +505,35 @@ const autoClaimTries = 10
 
 // cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end,
 // and with the ids of entries that were deleted meanwhile, which it forgets.
-func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
+func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
 	if !ok {
-		return
+		return nil
 	}
 	from, bad := parseEdge(args[5], false)
+	if bad != "" {
+		return refusal(bad)
+	}
 	count, just := int64(100), false
-	for i := 6; i < len(args) && bad == ""; i++ {
+	p := optionsOf(args[6:])
+	for p.More() {
 		switch {
-		case fold(args[i], "count") && i+1 < len(args):
-			i++
-			if count, ok = resp.ParseInt(args[i]); !ok || count < 1 || count > math.MaxInt64/16 {
-				bad = "ERR COUNT must be > 0"
+		case p.Option("count", 1):
+			if count = p.IntFrom(1, "ERR COUNT must be > 0"); count > math.MaxInt64/16 {
+				p.Refuse("ERR COUNT must be > 0")
 			}
-		case fold(args[i], "justid"):
+		case p.Flag("justid"):
 			just = true
 		default:
-			bad = errSyntax
+			p.Wrong()
 		}
 	}
-	if bad != "" {
-		w.Error(bad)
-		return
+	if err := p.End(); err != nil {
+		return err
 	}
 	c, ok := k.beginClaim(args, 0, w)
 	if !ok {
-		return
+		return nil
 	}
 	var deleted []collection.StreamID
 	i, _ := c.g.Pending.Find(from)
@@ -557,7 +543,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 		e, found, err := c.s.Find(p.ID)
 		switch {
 		case !streamOK(err, args[1], w):
-			return
+			return nil
 		case !found:
 			c.drop(i)
 			deleted = append(deleted, p.ID)
@@ -576,7 +562,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 		next = c.g.Pending.At(i).ID
 	}
 	if !c.end(k, args[1], w) {
-		return
+		return nil
 	}
 	w.Array(3)
 	writeID(w, next)
@@ -586,4 +572,5 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	for _, id := range deleted {
 		writeID(w, id)
 	}
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/number"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -104,16 +105,16 @@ func (k *key) setInt(n int64) {
 	k.set(k.own, k.expires)
 }
 
-// A keyFunc is a command on one key: it appends its one reply and changes the key.
+// A keyFunc is a command on one key: it appends its one reply and changes the key. An error is its reply instead.
 // It depends on nothing else, and may run several times.
-type keyFunc func(k *key, args [][]byte, w *resp.Writer)
+type keyFunc func(k *key, args [][]byte, w *resp.Writer) error
 
 const (
 	// The texts are Redis's, since clients look for them.
-	errSyntax    = "ERR syntax error"
+	errSyntax    = string(args.Syntax)
 	errWrongType = "WRONGTYPE Operation against a key holding the wrong kind of value"
-	errNotInt    = "ERR value is not an integer or out of range"
-	errNotFloat  = "ERR value is not a valid float"
+	errNotInt    = string(args.NotInt)
+	errNotFloat  = string(args.NotFloat)
 	errNoKey     = "ERR no such key"
 	// errSameObject: COPY and MOVE of a key to itself.
 	errSameObject = "ERR source and destination objects are the same"
@@ -124,20 +125,19 @@ const (
 )
 
 // fold compares with a lower-case word.
-// It allocates nothing, which bytes.EqualFold and strings.ToLower of a client's bytes would.
-func fold(b []byte, word string) bool {
-	if len(b) != len(word) {
-		return false
+func fold(b []byte, word string) bool { return args.Is(b, word) }
+
+// refusal is what a command says that is not performed, in Redis's words.
+type refusal = args.Refusal
+
+// optionsOf reads arguments.
+func optionsOf(list [][]byte) args.Parser { return args.Of(list) }
+
+// writeRefusal replies with what a command was refused for, if it was. One that needs room first has no reply yet.
+func writeRefusal(w *resp.Writer, err error) {
+	if err != nil && err != errRoom {
+		w.Error(err.Error())
 	}
-	for i, c := range b {
-		if c >= 'A' && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		if c != word[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // setArgs are the options of SET and GETEX.
@@ -234,33 +234,34 @@ func bit(b bool) int64 {
 
 // cmdGet, like every keyFunc, sees a key and not a store: whether it is performed by itself, in
 // a batch, in a turn of a loop or in a transaction is the batch's affair.
-func cmdGet(k *key, _ [][]byte, w *resp.Writer) {
+func cmdGet(k *key, _ [][]byte, w *resp.Writer) error {
 	if k.is(client.Plain, w) {
 		bulkOrNull(k, w)
 	}
+	return nil
 }
 
 // cmdMGet is one key of MGET, which has nothing to say of collections.
-func cmdMGet(k *key, _ [][]byte, w *resp.Writer) {
+func cmdMGet(k *key, _ [][]byte, w *resp.Writer) error {
 	if k.typ != client.Plain {
 		w.Null()
-		return
+		return nil
 	}
 	bulkOrNull(k, w)
+	return nil
 }
 
 // cmdSet is SET with all its options. The batch performs most of them without this function, as
 // a put (see batch.admitOne); it is for those whose reply or effect depends on what was there,
 // and for several commands on one key.
-func cmdSet(k *key, args [][]byte, w *resp.Writer) {
+func cmdSet(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseSet("set", args[3:], k.now, false)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	if a.get {
 		if !k.is(client.Plain, w) {
-			return
+			return nil
 		}
 		bulkOrNull(k, w)
 	}
@@ -268,7 +269,7 @@ func cmdSet(k *key, args [][]byte, w *resp.Writer) {
 		if !a.get {
 			w.Null()
 		}
-		return
+		return nil
 	}
 	at := a.expires
 	if a.keepTTL {
@@ -279,104 +280,111 @@ func cmdSet(k *key, args [][]byte, w *resp.Writer) {
 	if !a.get {
 		w.OK()
 	}
+	return nil
 }
 
 // cmdSetNX replies first, since set changes what the reply depends on.
-func cmdSetNX(k *key, args [][]byte, w *resp.Writer) {
+func cmdSetNX(k *key, args [][]byte, w *resp.Writer) error {
 	w.Int(bit(!k.present))
 	if !k.present {
 		k.set(args[2], 0)
 	}
+	return nil
 }
 
-func cmdSetEX(k *key, args [][]byte, w *resp.Writer) { setFor(k, args, w, "setex", true) }
+func cmdSetEX(k *key, args [][]byte, w *resp.Writer) error { return setFor(k, args, w, "setex", true) }
 
-func cmdPSetEX(k *key, args [][]byte, w *resp.Writer) { setFor(k, args, w, "psetex", false) }
+func cmdPSetEX(k *key, args [][]byte, w *resp.Writer) error {
+	return setFor(k, args, w, "psetex", false)
+}
 
 // setFor is SETEX and PSETEX. Unlike SET they refuse a time of 0 or less, so neither ever
 // deletes.
-func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) {
+func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) error {
 	at, bad := expireAt(name, args[2], seconds, false, k.now)
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	k.flags = 0
 	k.setAs(client.Plain, args[3], at)
 	w.OK()
+	return nil
 }
 
 // cmdGetSet forgets the expiry, as SET does.
-func cmdGetSet(k *key, args [][]byte, w *resp.Writer) {
+func cmdGetSet(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	bulkOrNull(k, w)
 	k.flags = 0
 	k.setAs(client.Plain, args[2], 0)
+	return nil
 }
 
 // cmdGetDel of a key that does not exist changes nothing, so that the store is not written to.
-func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) {
+func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) error {
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	bulkOrNull(k, w)
 	if k.present {
 		k.delete()
 	}
+	return nil
 }
 
 // cmdGetEX looks at the options first, but says what is wrong with a time only if there is a
 // key: Redis does it in this order. Without an option that changes the expiry it is a read, and
 // nothing is written.
-func cmdGetEX(k *key, args [][]byte, w *resp.Writer) {
+func cmdGetEX(k *key, args [][]byte, w *resp.Writer) error {
 	a, bad := parseSet("getex", args[2:], k.now, true)
 	if bad != errSyntax && !k.present {
 		w.Null()
-		return
+		return nil
 	}
 	if bad != errSyntax && !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	if bad != "" {
-		w.Error(bad)
-		return
+		return refusal(bad)
 	}
 	bulkOrNull(k, w)
 	if k.present && (a.persist && k.expires != 0 || a.expires != 0) {
 		k.set(k.value, a.expires)
 	}
+	return nil
 }
 
 // cmdAppend may run again on a newer value, so it must not append to the same buffer twice:
 // mutable begins with the value as it is now.
-func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
+func cmdAppend(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	n := len(k.value) + len(args[2])
 	if n > k.maxValue {
-		w.Error(errTooLong)
-		return
+		return refusal(errTooLong)
 	}
 	b, ok := k.mutable(n)
 	if !ok {
-		return
+		return nil
 	}
 	k.own = append(b, args[2]...)
 	k.set(k.own, k.expires)
 	w.Int(int64(n))
+	return nil
 }
 
 // length is the whole value's, bytes.
 func (k *key) length() int { return max(k.whole, len(k.value)) }
 
 // cmdStrlen is 0 for a key that is not there, and counts bytes.
-func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) {
+func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) error {
 	if k.is(client.Plain, w) {
 		w.Int(int64(k.length()))
 	}
+	return nil
 }
 
 // lengthPart is what STRLEN and TYPE need of a value, and EXISTS of one that is not known yet: none of its bytes.
@@ -413,50 +421,47 @@ func byteRange(start, end int64, n int) (from, to int) {
 
 // cmdGetRange counts from the end if a number is negative. The reply to a range that is empty,
 // or of a key that does not exist, is the empty string and not null.
-func cmdGetRange(k *key, args [][]byte, w *resp.Writer) {
+func cmdGetRange(k *key, args [][]byte, w *resp.Writer) error {
 	start, ok1 := resp.ParseInt(args[2])
 	end, ok2 := resp.ParseInt(args[3])
 	if !ok1 || !ok2 {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	from, to := byteRange(start, end, k.length())
 	if from == to {
 		w.Bulk(nil)
-		return
+		return nil
 	}
 	w.Bulk(k.value[from-k.from : to-k.from])
+	return nil
 }
 
 // cmdSetRange fills a gap before the offset with zeros. The limit is checked before the value is
 // made longer, since the offset is the client's and could ask for gigabytes.
-func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
+func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 	off, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	case off < 0:
-		w.Error(errOffset)
-		return
+		return refusal(errOffset)
 	case !k.is(client.Plain, w):
-		return
+		return nil
 	case len(args[3]) == 0:
 		w.Int(int64(len(k.value)))
-		return
+		return nil
 	case off > int64(k.maxValue) || int(off)+len(args[3]) > k.maxValue:
-		w.Error(errTooLong)
-		return
+		return refusal(errTooLong)
 	}
 	at := int(off)
 	n := max(len(k.value), at+len(args[3]))
 	had := len(k.value)
 	b, ok := k.mutable(n)
 	if !ok {
-		return
+		return nil
 	}
 	b = b[:n]
 	if at > had {
@@ -466,56 +471,55 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 	k.own = b
 	k.set(b, k.expires)
 	w.Int(int64(n))
+	return nil
 }
 
 // cmdIncr and its like are updates, of which the store tries again until nobody else has written in between: no
 // increment is ever lost, whichever gateways they come by. All of a batch on one key are one update.
-func cmdIncr(k *key, _ [][]byte, w *resp.Writer) { incr(k, 1, w) }
-func cmdDecr(k *key, _ [][]byte, w *resp.Writer) { incr(k, -1, w) }
+func cmdIncr(k *key, _ [][]byte, w *resp.Writer) error { return incr(k, 1, w) }
+func cmdDecr(k *key, _ [][]byte, w *resp.Writer) error { return incr(k, -1, w) }
 
 // cmdIncrBy parses as strictly as Redis: " 1", "+1" and "01" are no integers.
-func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) {
+func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[2])
 	if !ok {
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	}
-	incr(k, n, w)
+	return incr(k, n, w)
 }
 
 // cmdDecrBy adds the negative number, which the least int64 does not have.
-func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) {
+func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		w.Error(errNotInt)
+		return refusal(errNotInt)
 	case n == math.MinInt64:
-		w.Error("ERR decrement would overflow")
+		return refusal("ERR decrement would overflow")
 	default:
-		incr(k, -n, w)
+		return incr(k, -n, w)
 	}
 }
 
 // incr adds to an integer, 0 if there is no key. Expiry and flags stay; what would overflow
 // changes nothing.
-func incr(k *key, by int64, w *resp.Writer) {
+func incr(k *key, by int64, w *resp.Writer) error {
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	old := int64(0)
 	if k.present {
 		var ok bool
 		if old, ok = resp.ParseInt(k.value); !ok {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 	}
 	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
-		w.Error(errOverflow)
-		return
+		return refusal(errOverflow)
 	}
 	k.setInt(old + by)
 	w.Int(old + by)
+	return nil
 }
 
 // maxLongDouble is how long the text of a long double must be less than, as in Redis.
@@ -533,31 +537,29 @@ func parseLongDouble(b []byte) (*big.Float, bool) {
 
 // cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
 // that both have counted up is the same text.
-func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
+func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.is(client.Plain, w) {
-		return
+		return nil
 	}
 	old := new(big.Float).SetPrec(number.LongDoubleBits)
 	if k.present {
 		var ok bool
 		if old, ok = parseLongDouble(k.value); !ok {
-			w.Error(errNotFloat)
-			return
+			return refusal(errNotFloat)
 		}
 	}
 	by, ok := parseLongDouble(args[2])
 	if !ok {
-		w.Error(errNotFloat)
-		return
+		return refusal(errNotFloat)
 	}
 	digits, ok := appendSum(k.own[:0], old, by)
 	if !ok {
-		w.Error(errNotFinite)
-		return
+		return refusal(errNotFinite)
 	}
 	k.own = digits
 	k.set(k.own, k.expires)
 	w.Bulk(k.own)
+	return nil
 }
 
 // appendSum appends a + b, as INCRBYFLOAT writes it; ok is false if that is no finite number.
@@ -581,17 +583,19 @@ func appendSum(dst []byte, a, b *big.Float) (_ []byte, ok bool) {
 
 // cmdExists counts a key as often as it is named, as Redis does: each mention is an entry of its
 // own.
-func cmdExists(k *key, _ [][]byte, _ *resp.Writer) { k.count = bit(k.present) }
+func cmdExists(k *key, _ [][]byte, _ *resp.Writer) error { k.count = bit(k.present); return nil }
 
 // cmdDel counts and deletes; of two mentions of one key the second finds it gone.
-func cmdDel(k *key, _ [][]byte, _ *resp.Writer) {
+func cmdDel(k *key, _ [][]byte, _ *resp.Writer) error {
 	if k.count = bit(k.present); k.present {
 		k.delete()
 	}
+	return nil
 }
 
 // cmdMSet is one key of MSET: its share of the arguments is the name and the value.
-func cmdMSet(k *key, args [][]byte, _ *resp.Writer) {
+func cmdMSet(k *key, args [][]byte, _ *resp.Writer) error {
 	k.flags = 0
 	k.setAs(client.Plain, args[1], 0)
+	return nil
 }

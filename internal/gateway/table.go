@@ -31,6 +31,9 @@ const (
 	setFor1000 // SETEX
 )
 
+// A connFunc is a command that is not on keys: it appends its one reply, unless that is the error.
+type connFunc func(c *conn, w *resp.Writer, args [][]byte) error
+
 // command is what there is to know of a command, or a subcommand ("config|get").
 // Commands are made at the program's start and do not change, so any goroutine may look at them. They are compared by
 // their pointers.
@@ -53,7 +56,7 @@ type command struct {
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
 	part  partFunc                                     // beside key: which bytes of a long value it needs; nil: all
 	plain bool                                         // beside key: it replies with the plain value, or that part
-	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
+	conn  connFunc                                     // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 	keys  severalFunc                                  // on several keys at once
 	// block is set beside keys if the command may wait; it reads the arguments.
@@ -197,13 +200,13 @@ func writes(c *command) *command { c.write = true; return c }
 
 // onConn makes a command that is not on one key. It is performed by itself, between two batches,
 // and may use the connection and its client as it likes.
-func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
+func onConn(name string, arity int, group string, f connFunc, summary string) *command {
 	return &command{name: name, arity: arity, group: group, summary: summary, conn: f}
 }
 
 // container is a command of subcommands; f, if not nil, serves it alone.
 // The subcommands' names begin with the container's and a bar, and their arity counts both words.
-func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte), subs ...*command) *command {
+func container(name, group, summary string, f connFunc, subs ...*command) *command {
 	c := &command{name: name, arity: -2, group: group, summary: summary, conn: f, sub: make(map[string]*command)}
 	if f != nil {
 		c.arity = -1
@@ -217,8 +220,9 @@ func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte
 
 // helpOf is the subcommand HELP, in Redis's form.
 func helpOf(name string, lines ...string) *command {
-	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) error {
 		writeHelp(w, name, lines...)
+		return nil
 	}, "Lists the subcommands.")
 }
 
@@ -234,14 +238,14 @@ func writeHelp(w *resp.Writer, name string, lines ...string) {
 
 // refuse is for what cannot be done here at all; the text says why, since a client's user will
 // read it.
-func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
-	return func(_ *conn, w *resp.Writer, _ [][]byte) { w.Error(text) }
+func refuse(text string) connFunc {
+	return func(_ *conn, w *resp.Writer, _ [][]byte) error { return refusal(text) }
 }
 
 // Commands that have nothing to do, and succeed.
 // They are for what a client does when it connects or ends, and would fail over.
-func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
-func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
+func replyOK(_ *conn, w *resp.Writer, _ [][]byte) error    { w.OK(); return nil }
+func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) error { w.Array(0); return nil }
 
 // valueCommands work on one key, or on several each of which is atomic alone. A batch joins them by key:
 // their kind says what the store does for them, their fold how the replies for several keys make one.
@@ -306,12 +310,14 @@ func inspectionCommands() []*command {
 				"    Return 1.")),
 		container("memory", "server", "Memory that keys take.", nil,
 			keyed("memory|usage", -3, 2, read, cmdMemoryUsage, "Estimates the bytes that a key takes."),
-			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) error {
 				w.Verbatim("txt", "Values are in the memory nodes: see kvctl.")
+				return nil
 			}, "Refers to kvctl."),
 			onConn("memory|stats", 2, "", cmdMemoryStats, "Returns what records and this process take."),
-			onConn("memory|malloc-stats", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+			onConn("memory|malloc-stats", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) error {
 				w.BulkString("Stats not supported for the current allocator")
+				return nil
 			}, "Is not known."),
 			onConn("memory|purge", 2, "", replyOK, "Does nothing."),
 			helpOf("memory", "DOCTOR", "    Return memory problems reports.", "MALLOC-STATS",
@@ -407,15 +413,17 @@ func administrationCommands() []*command {
 		onConn("monitor", 1, "server", cmdMonitor, "Shows the commands of this gateway's clients."),
 		onConn("time", 1, "server", cmdTime, "Returns the gateway's time."),
 		onConn("wait", 3, "generic", cmdWait, "Returns 0 at once: a write is on all replicas before its reply."),
-		onConn("role", 1, "server", func(_ *conn, w *resp.Writer, _ [][]byte) {
+		onConn("role", 1, "server", func(_ *conn, w *resp.Writer, _ [][]byte) error {
 			w.Array(3)
 			w.BulkString("master")
 			w.Int(0)
 			w.Array(0)
+			return nil
 		}, "Returns master: every gateway takes writes."),
 		onConn("lolwut", -1, "server", cmdLolwut, "Says who is here."),
-		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) {
+		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.Int(c.g.started.Unix())
+			return nil
 		}, "Returns the gateway's start: nothing is saved."),
 	}
 }

@@ -64,28 +64,25 @@ func (c *conn) track(t *tracker) {
 }
 
 // cmdClientTracking reads all options before it changes anything, as Redis does.
-func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	t := &tracker{}
 	for i := 3; i < len(args); i++ {
 		more := i+1 < len(args)
 		switch o := args[i]; {
 		case fold(o, "redirect") && more:
 			if t.redirect != 0 {
-				w.Error("ERR A client can only redirect to a single other client")
-				return
+				return refusal("ERR A client can only redirect to a single other client")
 			}
 			i++
 			id, ok := resp.ParseInt(args[i])
 			if !ok {
-				w.Error(errNotInt)
-				return
+				return refusal(errNotInt)
 			}
 			c.g.mu.Lock()
 			_, ok = c.g.mu.conns[id]
 			c.g.mu.Unlock()
 			if !ok {
-				w.Error("ERR The client ID you want redirect to does not exist")
-				return
+				return refusal("ERR The client ID you want redirect to does not exist")
 			}
 			t.redirect = id
 		case fold(o, "bcast"):
@@ -100,28 +97,25 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
 			i++
 			t.prefixes = append(t.prefixes, string(args[i]))
 		default:
-			w.Error(errSyntax)
-			return
+			return refusal(errSyntax)
 		}
 	}
 	switch {
 	case fold(args[2], "on"):
 		if bad := t.conflict(c.tracker.Load()); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		if bad := c.refusesPrefixes(t); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		c.track(t)
 	case fold(args[2], "off"):
 		c.stopTracking()
 	default:
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	w.OK()
+	return nil
 }
 
 // maxPrefixes bounds those of a connection, which has none in common with itself.
@@ -175,36 +169,39 @@ func (t *tracker) conflict(was *tracker) string {
 }
 
 // cmdClientCaching holds for the next command alone, or for the transaction that begins with it; dispatch ends it.
-func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) {
+func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) error {
 	t := c.tracker.Load()
 	switch {
 	case t == nil:
-		w.Error("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode " +
+		return refusal("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or " +
+			"OPTOUT mode " +
 			"enabled")
 	case fold(args[2], "yes") && t.optIn:
 		c.caching = cachingYes
 		w.OK()
 	case fold(args[2], "yes"):
-		w.Error("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
+		return refusal("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
 	case fold(args[2], "no") && t.optOut:
 		c.caching = cachingNo
 		w.OK()
 	case fold(args[2], "no"):
-		w.Error("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
+		return refusal("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
 	default:
-		w.Error(errSyntax)
+		return refusal(errSyntax)
 	}
+	return nil
 }
 
-func cmdClientGetRedir(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdClientGetRedir(c *conn, w *resp.Writer, _ [][]byte) error {
 	if t := c.tracker.Load(); t != nil {
 		w.Int(t.redirect)
 	} else {
 		w.Int(-1)
 	}
+	return nil
 }
 
-func cmdClientTrackingInfo(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdClientTrackingInfo(c *conn, w *resp.Writer, _ [][]byte) error {
 	t := c.tracker.Load()
 	flags, redirect, prefixes := []string{"off"}, int64(-1), []string(nil)
 	if t != nil {
@@ -231,4 +228,5 @@ func cmdClientTrackingInfo(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Int(redirect)
 	w.BulkString("prefixes")
 	writeStrings(w, prefixes)
+	return nil
 }

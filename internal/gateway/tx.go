@@ -185,44 +185,41 @@ func (t *transaction) end(c *conn) {
 
 // cmdMulti begins to queue. Nothing is asked of the store until EXEC, so a client that goes away
 // in between leaves nothing behind.
-func cmdMulti(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdMulti(c *conn, w *resp.Writer, _ [][]byte) error {
 	if c.tx.queueing {
-		w.Error("ERR MULTI calls can not be nested")
-		return
+		return refusal("ERR MULTI calls can not be nested")
 	}
 	c.tx.queueing, c.tx.db = true, c.db
 	c.inTx.Store(0)
 	w.OK()
+	return nil
 }
 
 // cmdDiscard forgets what is watched, too, as Redis does.
-func cmdDiscard(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdDiscard(c *conn, w *resp.Writer, _ [][]byte) error {
 	if !c.tx.queueing {
-		w.Error("ERR DISCARD without MULTI")
-		return
+		return refusal("ERR DISCARD without MULTI")
 	}
 	c.tx.end(c)
 	c.forgetWatched()
 	w.OK()
+	return nil
 }
 
 // cmdWatch remembers versions instead of registering anything: the store knows nothing of
 // watchers, and a version is never used twice, so a key that was changed and changed back is
 // seen to have changed.
-func cmdWatch(c *conn, w *resp.Writer, args [][]byte) {
+func cmdWatch(c *conn, w *resp.Writer, args [][]byte) error {
 	if c.tx.queueing {
-		w.Error("ERR WATCH inside MULTI is not allowed")
-		return
+		return refusal("ERR WATCH inside MULTI is not allowed")
 	}
 	if len(c.tx.watched)+len(args)-1 > maxWatched {
-		w.Error(fmt.Sprintf("ERR kvd: more than %d watched keys", maxWatched))
-		return
+		return refusal(fmt.Sprintf("ERR kvd: more than %d watched keys", maxWatched))
 	}
 next:
 	for _, name := range args[1:] {
 		if bad := badKey(c.in, name); bad != "" {
-			w.Error(bad)
-			return
+			return refusal(bad)
 		}
 		for _, x := range c.tx.watched {
 			if x.stagedName == (stagedName{c.db, string(name)}) {
@@ -238,12 +235,12 @@ next:
 			c.g.watchers.remove(x.stagedName, made)
 		}
 		if err != nil {
-			w.Error(c.g.storeError(err))
-			return
+			return refusal(c.g.storeError(err))
 		}
 		c.tx.watched = append(c.tx.watched, x)
 	}
 	w.OK()
+	return nil
 }
 
 // versionOf is a key's version, 0 if it does not exist. The value is read with it, since the
@@ -263,9 +260,10 @@ func versionOf(c *conn, name []byte) (uint64, error) {
 }
 
 // cmdUnwatch cannot fail.
-func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) error {
 	c.forgetWatched()
 	w.OK()
+	return nil
 }
 
 // cmdExec performs the queue in one step: all of it takes effect, or nothing does. A transaction on one key is one

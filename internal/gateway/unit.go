@@ -41,7 +41,7 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 		changed, was := k.changed, k.present
 		// changed is told for each entry by itself, for its event, and summed up for the unit below.
 		k.changed = false
-		e.cmd.key(k, e.args, &u.out)
+		writeRefusal(&u.out, e.cmd.key(k, e.args, &u.out))
 		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present,
 			deleted: !k.present, expires: k.expires, also: k.also}
 		k.changed = k.changed || changed

@@ -22,29 +22,28 @@ func (k *key) streamInfo(name []byte, w *resp.Writer) (s *collection.Stream, fir
 
 // cmdXInfoStream looks at all entries before it replies, so that damage is an error and no half of a reply. The numbers
 // of the radix tree are what Redis would have.
-func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
+func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
 	s, first, ok := k.streamInfo(args[2], w)
 	if !ok {
-		return
+		return nil
 	}
 	opts := args[3:]
 	full, count := len(opts) > 0, int64(10)
 	if full && (len(opts) != 1 && len(opts) != 3 || !fold(opts[0], "full") || len(opts) == 3 &&
 		!fold(opts[1], "count")) {
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XINFO HELP.")
-		return
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try XINFO HELP.")
 	}
 	if len(opts) == 3 {
 		if count, ok = resp.ParseInt(opts[2]); !ok {
-			w.Error(errNotInt)
-			return
+			return refusal(errNotInt)
 		}
 		if count < 0 {
 			count = 10
 		}
 	}
 	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); !streamOK(err, args[2], w) {
-		return
+		return nil
 	}
 	w.Map(9 + int(bit(!full)))
 	keys, nodes := s.Nodes()
@@ -67,13 +66,14 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
 		for _, g := range s.Groups {
 			writeGroup(w, s, g, first, count)
 		}
-		return
+		return nil
 	}
 	field("groups", len(s.Groups))
 	w.BulkString("first-entry")
 	writeEdge(w, s, false)
 	w.BulkString("last-entry")
 	writeEdge(w, s, true)
+	return nil
 }
 
 // writeEdge is the first or the last entry of a stream that is not corrupt.
@@ -165,10 +165,10 @@ func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup,
 }
 
 // cmdXInfoGroups has the groups in the order of their names.
-func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) {
+func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) error {
 	s, first, ok := k.streamInfo(args[2], w)
 	if !ok {
-		return
+		return nil
 	}
 	w.Array(len(s.Groups))
 	for _, g := range s.Groups {
@@ -181,18 +181,18 @@ func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) {
 		w.Int(int64(g.Pending.Len()))
 		writeRead(w, s, g, first)
 	}
+	return nil
 }
 
 // cmdXInfoConsumers tells idle times in ms, by this gateway's clock.
-func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) {
+func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) error {
 	s, _, ok := k.streamInfo(args[2], w)
 	if !ok {
-		return
+		return nil
 	}
 	g := s.Group(args[3])
 	if g == nil {
-		w.Error(noGroup(args[2], args[3]))
-		return
+		return refusal(noGroup(args[2], args[3]))
 	}
 	w.Array(len(g.Consumers))
 	for i, n := range g.PendingOf() {
@@ -205,6 +205,7 @@ func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) {
 		w.BulkString("idle")
 		w.Int(max(0, k.now-c.Seen))
 	}
+	return nil
 }
 
 // asText is a name within an error, which in Redis ends with a 0.

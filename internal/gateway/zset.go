@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/ordered"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -29,53 +30,53 @@ func sortedSetCommands() []*command {
 		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
 		keyed("zincrby", 4, 1, update, cmdZIncrBy, "Adds to the score of a member."),
 		keyed("zrem", -3, 1, update, cmdZRem, "Removes members."),
-		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zremRange(k, args, w, byRank)
+		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zremRange(k, args, w, byRank)
 		}, "Removes a range of ranks."),
-		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zremRange(k, args, w, byScore)
+		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zremRange(k, args, w, byScore)
 		}, "Removes a range of scores."),
-		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zremRange(k, args, w, byLex)
+		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zremRange(k, args, w, byLex)
 		}, "Removes a range of members of equal score."),
-		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zpop(k, args, w, false)
+		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zpop(k, args, w, false)
 		}, "Removes the members of lowest score and returns them."),
-		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
-			zpop(k, args, w, true)
+		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zpop(k, args, w, true)
 		}, "Removes the members of highest score and returns them."),
 		keyed("zcard", 2, 1, read, cmdZCard, "Returns the number of members."),
-		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zcount(k, args, w, byScore)
+		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zcount(k, args, w, byScore)
 		}, "Counts a range of scores."),
-		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zcount(k, args, w, byLex)
+		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zcount(k, args, w, byLex)
 		}, "Counts a range of members of equal score."),
 		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
 		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
-		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrank(k, args, w, false)
+		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrank(k, args, w, false)
 		}, "Returns the rank of a member, from the lowest score on."),
-		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrank(k, args, w, true)
+		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrank(k, args, w, true)
 		}, "Returns the rank of a member, from the highest score on."),
-		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{auto: true})
+		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{auto: true})
 		}, "Returns a range of ranks, scores or members."),
-		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{rev: true})
+		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{rev: true})
 		}, "Returns a range of ranks, from the highest score on."),
-		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byScore})
+		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byScore})
 		}, "Returns a range of scores."),
-		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byScore, rev: true})
+		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byScore, rev: true})
 		}, "Returns a range of scores, from the highest on."),
-		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byLex})
+		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byLex})
 		}, "Returns a range of members of equal score."),
-		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
-			zrange(k, args, w, zquery{by: byLex, rev: true})
+		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
+			return zrange(k, args, w, zquery{by: byLex, rev: true})
 		}, "Returns a range of members of equal score, from the last on."),
 		keyed("zrandmember", -2, 1, read, cmdZRandMember, "Returns random members."),
 		keyed("zscan", -3, 1, read, cmdZScan, "Iterates over members and scores."),
@@ -90,27 +91,25 @@ func inGroup(group string, list []*command) []*command {
 	return list
 }
 
-// sortedSet is the sorted set of a key, empty if there is none. Otherwise it replies with an error.
+// sortedSet is the sorted set of a key, empty if there is none.
 // The set refers to the key's value, and is good until that changes.
-func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
-	if !k.is(client.SortedSet, w) {
-		return z, false
+func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {
+	if k.present && k.typ != client.SortedSet {
+		return z, refusal(errWrongType)
 	}
 	if !k.present {
-		return z, true
+		return z, nil
 	}
-	z, err := collection.ParseZSet(k.value)
-	if err != nil {
-		w.Error(collectionError(client.SortedSet, name, err))
-		return z, false
+	if z, err = collection.ParseZSet(k.value); err != nil {
+		return z, refusal(collectionError(client.SortedSet, name, err))
 	}
-	return z, true
+	return z, nil
 }
 
 // changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is
-// left. If it could not, the command is to be given up: it has replied, or the key says how much room it wants. drop
+// left. If it could not, the command is to be given up: errRoom, if the key says how much room it wants. drop
 // and add are as in collection.ZSet.AppendChanged. The expiry stays.
-func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry, w *resp.Writer) bool {
+func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry) error {
 	// Only how many are left decides whether there is a key; what they are, AppendChanged finds out.
 	left := z.Len() + len(add)
 	for _, d := range drop {
@@ -120,16 +119,15 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 		if k.present {
 			k.delete()
 		}
-		return true
+		return nil
 	}
 	n := z.ChangedLen(drop, add)
 	if n > min(collection.MaxLen, k.maxValue) && n > len(k.value) { // a limit that was lowered does not keep members
-		w.Error(collectionError(client.SortedSet, nil, collection.ErrTooLong))
-		return false
+		return refusal(collectionError(client.SortedSet, nil, collection.ErrTooLong))
 	}
 	if n > k.room {
 		k.want = n
-		return false
+		return errRoom
 	}
 	// The value may be in own already, by a command of the same unit, and is still read.
 	b := k.own[:0]
@@ -138,35 +136,41 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 	}
 	k.own = z.AppendChanged(b, drop, add)
 	k.setAs(client.SortedSet, k.own, k.expires)
-	return true
+	return nil
 }
 
 // storeSortedSet replaces the key, whatever it was, by a set of these members.
 // list is put in order; its members may lie in any key's value, also in this one's. An empty list deletes the key.
-func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
+func (k *key) storeSortedSet(list []collection.ZEntry) error {
 	slices.SortFunc(list, collection.CompareZ)
 	// They are put back if the command is given up, which leaves the key as it was.
 	expires, flags := k.expires, k.flags
 	k.expires, k.flags = 0, 0
-	if !k.changeSortedSet(collection.ZSet{}, nil, list, w) {
+	err := k.changeSortedSet(collection.ZSet{}, nil, list)
+	if err != nil {
 		k.expires, k.flags = expires, flags
-		return false
 	}
-	return true
+	return err
 }
 
 // cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.
-func cmdZCard(k *key, args [][]byte, w *resp.Writer) {
-	if z, ok := k.sortedSet(args[1], w); ok {
-		w.Int(int64(z.Len()))
+func cmdZCard(k *key, args [][]byte, w *resp.Writer) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(z.Len()))
+	return nil
 }
 
 // cmdZScore is null for a member that is not there. Scores are doubles in RESP3, and text in RESP2.
-func cmdZScore(k *key, args [][]byte, w *resp.Writer) {
-	if z, ok := k.sortedSet(args[1], w); ok {
-		writeScore(w, z, z.Find(args[2]))
+func cmdZScore(k *key, args [][]byte, w *resp.Writer) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	writeScore(w, z, z.Find(args[2]))
+	return nil
 }
 
 // writeScore replies with the score of the member at a place, -1 for none.
@@ -179,22 +183,23 @@ func writeScore(w *resp.Writer, z collection.ZSet, at int) {
 }
 
 // cmdZMScore passes over the set once for many members, and searches for a few.
-func cmdZMScore(k *key, args [][]byte, w *resp.Writer) {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+func cmdZMScore(k *key, args [][]byte, w *resp.Writer) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(len(args) - 2)
 	for _, at := range z.Places(args[2:]) {
 		writeScore(w, z, at)
 	}
+	return nil
 }
 
 // zrank is ZRANK and ZREVRANK, which count from 0. Members of equal score are in the order of their bytes.
-func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	at := z.Find(args[2])
 	switch {
@@ -205,13 +210,14 @@ func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
 	default:
 		w.Int(int64(at))
 	}
+	return nil
 }
 
 // cmdZRem counts a member that is named twice once.
-func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+func cmdZRem(k *key, args [][]byte, w *resp.Writer) error {
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	// A place comes as often as its member is named, and must be dropped once.
 	places := z.Places(args[2:])
@@ -223,10 +229,13 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 			drop = append(drop, collection.Span{Lo: at, Hi: at + 1})
 		}
 	}
-	if len(drop) > 0 && !k.changeSortedSet(z, drop, nil, w) {
-		return
+	if len(drop) > 0 {
+		if err := k.changeSortedSet(z, drop, nil); err != nil {
+			return err
+		}
 	}
 	w.Int(int64(len(drop)))
+	return nil
 }
 
 type zaddArgs struct {
@@ -235,72 +244,66 @@ type zaddArgs struct {
 	members                  [][]byte // as many as scores
 }
 
-// parseZAdd reads options, scores and members, and returns the error reply otherwise.
-func parseZAdd(args [][]byte) (a zaddArgs, bad string) {
-	for len(args) > 0 {
-		o := args[0]
+// parseZAdd reads options, scores and members.
+func parseZAdd(args [][]byte) (a zaddArgs, err error) {
+	p := optionsOf(args)
+	for p.More() {
 		switch {
-		case fold(o, "nx"):
+		case p.Flag("nx"):
 			a.nx = true
-		case fold(o, "xx"):
+		case p.Flag("xx"):
 			a.xx = true
-		case fold(o, "ch"):
+		case p.Flag("ch"):
 			a.ch = true
-		case fold(o, "incr"):
+		case p.Flag("incr"):
 			a.incr = true
-		case fold(o, "gt"):
+		case p.Flag("gt"):
 			a.gt = true
-		case fold(o, "lt"):
+		case p.Flag("lt"):
 			a.lt = true
 		default:
-			return a, a.parsePairs(args)
+			err = a.parsePairs(&p)
+			return a, err
 		}
-		args = args[1:]
 	}
-	return a, errSyntax
+	return a, refusal(errSyntax)
 }
 
 // parsePairs reads what follows the options. All scores are good before any member is touched.
-func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
+func (a *zaddArgs) parsePairs(p *args.Parser) error {
 	switch {
-	case len(args)%2 != 0:
-		return errSyntax
+	case p.Left()%2 != 0:
+		return refusal(errSyntax)
 	case a.nx && a.xx:
-		return "ERR XX and NX options at the same time are not compatible"
+		return refusal("ERR XX and NX options at the same time are not compatible")
 	case a.gt && a.nx || a.lt && a.nx || a.gt && a.lt:
-		return "ERR GT, LT, and/or NX options at the same time are not compatible"
-	case a.incr && len(args) > 2:
-		return "ERR INCR option supports a single increment-element pair"
+		return refusal("ERR GT, LT, and/or NX options at the same time are not compatible")
+	case a.incr && p.Left() > 2:
+		return refusal("ERR INCR option supports a single increment-element pair")
 	}
-	for i := 0; i < len(args); i += 2 {
-		score, ok := scoreOf(args[i])
-		if !ok {
-			return errNotFloat
-		}
-		a.scores, a.members = append(a.scores, score), append(a.members, args[i+1])
+	for p.More() {
+		a.scores, a.members = append(a.scores, p.Float(scoreOf)), append(a.members, p.Str())
 	}
-	return ""
+	return p.End()
 }
 
 // cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the
 // score, or null if the options forbade it.
-func cmdZAdd(k *key, args [][]byte, w *resp.Writer) {
-	a, bad := parseZAdd(args[2:])
-	if bad != "" {
-		w.Error(bad)
-		return
+func cmdZAdd(k *key, args [][]byte, w *resp.Writer) error {
+	a, err := parseZAdd(args[2:])
+	if err != nil {
+		return err
 	}
-	zadd(k, args[1], &a, w)
+	return zadd(k, args[1], &a, w)
 }
 
 // cmdZIncrBy is ZADD with INCR, and makes a member that is not there.
-func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) {
+func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := scoreOf(args[2])
 	if !ok {
-		w.Error(errNotFloat)
-		return
+		return refusal(errNotFloat)
 	}
-	zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
+	return zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
 }
 
 // zmember is a member that ZADD names: where it stands, and the score that it is to have.
@@ -342,10 +345,10 @@ func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok b
 // zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set
 // of all that has changed. If one of the sums is no number nothing is changed. The cost is that of the whole set, once,
 // however many members there are.
-func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
-	z, ok := k.sortedSet(name, w)
-	if !ok {
-		return
+func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) error {
+	z, err := k.sortedSet(name)
+	if err != nil {
+		return err
 	}
 	places := z.Places(a.members)
 	list := make([]zmember, len(a.members))
@@ -371,8 +374,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 		}
 		add, change, none, ok := m.set(a, a.scores[i])
 		if !ok {
-			w.Error("ERR resulting score is not a number (NaN)")
-			return
+			return refusal("ERR resulting score is not a number (NaN)")
 		}
 		added += int(bit(add))
 		updated += int(bit(change))
@@ -393,8 +395,8 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	if len(add) > 0 {
 		ordered.Sort(drop, func(x, y collection.Span) int { return x.Lo - y.Lo })
 		slices.SortFunc(add, collection.CompareZ)
-		if !k.changeSortedSet(z, drop, add, w) {
-			return
+		if err := k.changeSortedSet(z, drop, add); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -407,6 +409,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	default:
 		w.Int(int64(added))
 	}
+	return nil
 }
 
 // maxRandomBytes bounds the reply for members that may come again and again, since their number is the client's.
@@ -414,41 +417,39 @@ const maxRandomBytes = collection.MaxLen
 
 // cmdZRandMember with a positive count gives different members, and with a negative one so many, some of them perhaps
 // again.
-func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
+func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	if len(args) == 2 {
-		z, ok := k.sortedSet(args[1], w)
+		z, err := k.sortedSet(args[1])
 		switch {
-		case !ok:
+		case err != nil:
+			return err
 		case z.Len() == 0:
 			w.Null()
 		default:
 			w.Bulk(z.Member(rand.IntN(z.Len())))
 		}
-		return
+		return nil
 	}
 	n, ok := resp.ParseInt(args[2])
 	withScores := len(args) == 4
 	switch {
 	case !ok:
-		w.Error(errNotInt)
-		return
+		return refusal(errNotInt)
 	case n == math.MinInt64:
-		w.Error("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
-		return
+		return refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
 	case len(args) > 4 || withScores && !fold(args[3], "withscores"):
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
-		w.Error("ERR value is out of range")
-		return
+		return refusal("ERR value is out of range")
 	}
-	z, ok := k.sortedSet(args[1], w)
+	z, err := k.sortedSet(args[1])
 	switch {
-	case !ok:
+	case err != nil:
+		return err
 	case z.Len() == 0 || n == 0:
 		w.Array(0)
 	case n < 0:
-		writeRandom(w, z, -n, withScores)
+		return writeRandom(w, z, -n, withScores)
 	case n >= int64(z.Len()):
 		writeMembers(w, z, collection.Span{Hi: z.Len()}, false, withScores)
 	default:
@@ -457,11 +458,12 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 			writeMember(w, z.Entry(at), withScores)
 		}
 	}
+	return nil
 }
 
 // writeRandom replies with n members, some of them several times.
 // A reply that becomes too long is taken back, and an error takes its place.
-func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
+func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) error {
 	start := w.Len()
 	if n <= maxRandomBytes {
 		beginMembers(w, int(n), withScores)
@@ -471,20 +473,21 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 	}
 	if n > 0 {
 		w.Truncate(start)
-		w.Error("ERR kvd: random members of more than " + units.Bytes(maxRandomBytes))
+		return refusal("ERR kvd: random members of more than " + units.Bytes(maxRandomBytes))
 	}
+	return nil
 }
 
 // cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT
 // choose.
-func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
+func cmdZScan(k *key, args [][]byte, w *resp.Writer) error {
 	a, ok := k.scanOf(client.SortedSet, args, w)
 	if !ok {
-		return
+		return nil
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	found, next := z.Scan(a.cursor, a.count)
 	if a.pattern != nil {
@@ -497,6 +500,7 @@ func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
 		w.Bulk(z.Member(i))
 		w.BulkString(scoreText(z.Score(i), z.Small()))
 	}
+	return nil
 }
 
 // scoreText is a score where Redis sends no double. In a listpack it has integers as such.

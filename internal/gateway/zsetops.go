@@ -41,24 +41,25 @@ func combiningCommands() []*command {
 
 // cmdZRangeStore stores what ZRANGE returns.
 // Source and destination may be the same key.
-func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
+func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
 	q := zquery{auto: true, store: true}
-	if bad := q.parse(args[3:]); bad != "" {
-		w.Error(bad)
-		return
+	if err := q.parse(args[3:]); err != nil {
+		return err
 	}
 	t.load(args[1], args[2])
-	z, ok := t.key(args[2]).sortedSet(args[2], w)
-	if !ok {
-		return
+	z, err := t.key(args[2]).sortedSet(args[2])
+	if err != nil {
+		return err
 	}
 	var list []collection.ZEntry
 	for p := q.places(z); p.Lo < p.Hi; p.Lo++ {
 		list = append(list, z.Entry(p.Lo))
 	}
-	if t.key(args[1]).storeSortedSet(list, w) {
-		w.Int(int64(len(list)))
+	if err := t.key(args[1]).storeSortedSet(list); err != nil {
+		return err
 	}
+	w.Int(int64(len(list)))
+	return nil
 }
 
 // zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
@@ -68,29 +69,27 @@ type zpopArgs struct {
 	count int64
 }
 
-// parseZMPop reads what begins with the number of sets, and returns the error reply otherwise.
-func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
+// parseZMPop reads what begins with the number of sets.
+func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok || n < 1:
-		return a, "ERR numkeys should be greater than 0"
+		return a, refusal("ERR numkeys should be greater than 0")
 	case n >= int64(len(args)-1):
-		return a, errSyntax
+		return a, refusal(errSyntax)
 	}
-	a.names, args = args[1:1+n], args[1+n:]
-	if a.top = fold(args[0], "max"); !a.top && !fold(args[0], "min") {
-		return a, errSyntax
-	}
-	for args = args[1:]; len(args) > 0; args = args[2:] {
-		if a.count != 0 || len(args) == 1 || !fold(args[0], "count") {
-			return a, errSyntax
-		}
-		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
-			return a, "ERR count should be greater than 0"
+	a.names = args[1 : 1+n]
+	p := optionsOf(args[1+n:])
+	a.top = p.Choice("min", "max") == 1
+	for p.More() {
+		if a.count != 0 || !p.Option("count", 1) {
+			p.Wrong()
+		} else if a.count, ok = resp.ParseInt(p.Str()); !ok || a.count < 1 {
+			p.Refuse("ERR count should be greater than 0")
 		}
 	}
 	a.count = max(a.count, 1)
-	return a, ""
+	return a, p.End()
 }
 
 // try pops from the first of names that has something, and replies with its name behind a head. In nested replies a
@@ -99,14 +98,15 @@ func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
 func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
 	nested bool) bool {
 	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
-		if z, ok := k.sortedSet(name, w); ok {
-			popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested)
-			if a.top {
+		z, err := k.sortedSet(name)
+		if err == nil {
+			if err = popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested); a.top {
 				t.name(k, onZSet, "zpopmax")
 			} else {
 				t.name(k, onZSet, "zpopmin")
 			}
 		}
+		writeRefusal(w, err)
 	})
 }
 
@@ -119,14 +119,15 @@ func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Write
 	}, true)
 }
 
-func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) {
-	a, bad := parseZMPop(args[1:])
+func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
+	a, err := parseZMPop(args[1:])
 	switch {
-	case bad != "":
-		w.Error(bad)
+	case err != nil:
+		return err
 	case !a.tryNested(t, a.names, false, w):
 		w.NullArray()
 	}
+	return nil
 }
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
@@ -148,9 +149,9 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 
 // parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
 func parseBZMPop(args [][]byte) (b blocking, bad string) {
-	a, bad := parseZMPop(args[2:])
-	if bad != "" {
-		return b, bad
+	a, err := parseZMPop(args[2:])
+	if err != nil {
+		return b, err.Error()
 	}
 	b.timeout, bad = parseTimeout(args[1])
 	b.names, b.line, b.try = a.names, lineOfZSets, a.tryNested
@@ -184,24 +185,25 @@ type combiner func(x *combination) []collection.ZEntry
 // the result goes. Sets of a few members are combined without asking for memory, and others after it was taken, by how
 // many members they have together.
 func zcombine(name string, combine combiner, at int) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) {
-		x, ok := t.readCombination(name, args[at:], w)
-		if !ok {
-			return
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
+		x, err := t.readCombination(name, args[at:])
+		if err != nil {
+			return err
 		}
 		members := 0
 		for _, s := range x.sources {
 			members += s.z.Len()
 		}
 		if members > freeMembers && !t.take(int64(members)*memberCost) {
-			return
+			return t.err
 		}
 		list := combine(x)
 		switch {
 		case at > 1:
-			if t.key(args[1]).storeSortedSet(list, w) {
-				w.Int(int64(len(list)))
+			if err := t.key(args[1]).storeSortedSet(list); err != nil {
+				return err
 			}
+			w.Int(int64(len(list)))
 		case name == "zintercard":
 			n := int64(len(list))
 			if x.limit > 0 {
@@ -215,6 +217,7 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 				writeMember(w, e, x.withScores)
 			}
 		}
+		return nil
 	}
 }
 
@@ -223,20 +226,17 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 const freeMembers, memberCost = 512, 128
 
 // readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
-// args begin with the number of sets. ok is false behind a reply, or if all of it is given up. All sets are conditions
+// args begin with the number of sets. All sets are conditions
 // of what is written.
-func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x *combination, ok bool) {
+func (t *staged) readCombination(name string, args [][]byte) (x *combination, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok:
-		w.Error(errNotInt)
-		return nil, false
+		return nil, refusal(errNotInt)
 	case n < 1:
-		w.Error("ERR at least 1 input key is needed for '" + name + "' command")
-		return nil, false
+		return nil, refusal("ERR at least 1 input key is needed for '" + name + "' command")
 	case n > int64(len(args)-1):
-		w.Error(errSyntax)
-		return nil, false
+		return nil, refusal(errSyntax)
 	}
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
@@ -244,30 +244,32 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	// All sets are looked at before the options, also those that cannot matter any more: the first error must be
 	// Redis's.
 	for _, name := range names {
-		z, ok := t.membersOf(name, w)
-		if !ok || t.failed() {
-			return nil, false
+		z, err := t.membersOf(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case t.failed():
+			return nil, t.err
 		}
 		x.sources = append(x.sources, zsource{z, 1})
 	}
-	if bad := x.parse(name, args[1+n:]); bad != "" {
-		w.Error(bad)
-		return nil, false
+	if err := x.parse(name, args[1+n:]); err != nil {
+		return nil, err
 	}
-	return x, true
+	return x, nil
 }
 
 // membersOf is the sorted set of a key, or one made of a set's members, all of score 1.
-func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
+func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
 	k := t.key(name)
 	if !k.present || k.typ != client.Set {
-		return k.sortedSet(name, w)
+		return k.sortedSet(name)
 	}
 	set := collection.Set(k.value)
 	n, err := set.Len()
 	if err == nil {
 		if n > freeMembers && !t.take(int64(n)*memberCost) {
-			return z, false
+			return z, t.err
 		}
 		var list []collection.ZEntry
 		for _, m := range set.Members(nil) {
@@ -277,55 +279,44 @@ func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok b
 		z, err = collection.ParseZSet(z.AppendChanged(nil, nil, list))
 	}
 	if err != nil {
-		w.Error(collectionError(client.Set, name, err))
+		return z, refusal(collectionError(client.Set, name, err))
 	}
-	return z, err == nil
+	return z, nil
 }
 
-// parse reads the options, and returns the error reply otherwise.
+// parse reads the options.
 // Each command has some of the options: those that store give no scores, and differences have neither weights nor
 // aggregates.
-func (x *combination) parse(name string, opts [][]byte) (bad string) {
+func (x *combination) parse(name string, opts [][]byte) error {
 	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name),
 		name == "zintercard", name != "zdiff" && name != "zdiffstore"
 	weighs = weighs && !counts
-	n := len(x.sources)
-	for len(opts) > 0 {
+	p := optionsOf(opts)
+	for p.More() {
 		switch {
-		case weighs && len(opts) > n && fold(opts[0], "weights"):
-			for i, o := range opts[1 : 1+n] {
+		case weighs && p.Option("weights", len(x.sources)):
+			for i := range x.sources {
 				var ok bool
-				if x.sources[i].weight, ok = scoreOf(o); !ok {
-					return "ERR weight value is not a float"
+				if x.sources[i].weight, ok = scoreOf(p.Str()); !ok {
+					p.Refuse("ERR weight value is not a float")
+					break
 				}
 			}
-			opts = opts[1+n:]
-		case weighs && len(opts) > 1 && fold(opts[0], "aggregate"):
-			switch {
-			case fold(opts[1], "sum"):
-				x.aggregate = addScores
-			case fold(opts[1], "min"):
-				x.aggregate = lesserScore
-			case fold(opts[1], "max"):
-				x.aggregate = greaterScore
-			default:
-				return errSyntax
-			}
-			opts = opts[2:]
-		case !stores && !counts && fold(opts[0], "withscores"):
+		case weighs && p.Option("aggregate", 1):
+			x.aggregate = []func(a, b float64) float64{addScores, lesserScore, greaterScore}[p.Choice("sum", "min",
+				"max")]
+		case !stores && !counts && p.Flag("withscores"):
 			x.withScores = true
-			opts = opts[1:]
-		case counts && len(opts) > 1 && fold(opts[0], "limit"):
+		case counts && p.Option("limit", 1):
 			var ok bool
-			if x.limit, ok = resp.ParseInt(opts[1]); !ok || x.limit < 0 {
-				return "ERR LIMIT can't be negative"
+			if x.limit, ok = resp.ParseInt(p.Str()); !ok || x.limit < 0 {
+				p.Refuse("ERR LIMIT can't be negative")
 			}
-			opts = opts[2:]
 		default:
-			return errSyntax
+			p.Wrong()
 		}
 	}
-	return ""
+	return p.End()
 }
 
 // addScores takes 0 for the sum of both infinities, as Redis does.

@@ -84,14 +84,15 @@ type zspan struct {
 }
 
 // parseSpan reads the ends of a range, and returns the error reply otherwise.
-func parseSpan(by orderBy, lower, upper []byte) (s zspan, bad string) {
+func parseSpan(by orderBy, lower, upper []byte) (s zspan, err error) {
 	s.by = by
 	var ok1, ok2 bool
+	var bad refusal
 	switch by {
 	case byRank:
 		s.start, ok1 = resp.ParseInt(lower)
 		s.end, ok2 = resp.ParseInt(upper)
-		bad = errNotInt
+		bad = refusal(errNotInt)
 	case byScore:
 		s.lower, ok1 = scoreBound(lower)
 		s.upper, ok2 = scoreBound(upper)
@@ -102,7 +103,7 @@ func parseSpan(by orderBy, lower, upper []byte) (s zspan, bad string) {
 		bad = errMinMaxLex
 	}
 	if ok1 && ok2 {
-		bad = ""
+		return s, nil
 	}
 	return s, bad
 }
@@ -158,47 +159,44 @@ type zquery struct {
 	offset, limit int64 // limit -1: none
 }
 
-// parse reads the arguments from the two ends on, and returns the error reply otherwise.
+// parse reads the arguments from the two ends on.
 // BYSCORE and BYLEX with REV have the upper end first, as the commands do that they replace.
-func (q *zquery) parse(args [][]byte) (bad string) {
+func (q *zquery) parse(args [][]byte) (err error) {
 	q.limit = -1
 	chosen, turned := !q.auto, !q.auto
-	for i := 2; i < len(args); i++ {
-		o := args[i]
+	p := optionsOf(args[2:])
+	for p.More() {
 		switch {
-		case !q.store && fold(o, "withscores"):
+		case !q.store && p.Flag("withscores"):
 			q.withScores = true
-		case fold(o, "limit") && i+2 < len(args):
-			var ok1, ok2 bool
-			q.offset, ok1 = resp.ParseInt(args[i+1])
-			q.limit, ok2 = resp.ParseInt(args[i+2])
-			if !ok1 || !ok2 {
-				return errNotInt
-			}
-			i += 2
-		case !turned && fold(o, "rev"):
+		case p.Option("limit", 2):
+			q.offset, q.limit = p.Int(), p.Int()
+		case !turned && p.Flag("rev"):
 			q.rev, turned = true, true
-		case !chosen && fold(o, "bylex"):
+		case !chosen && p.Flag("bylex"):
 			q.by, chosen = byLex, true
-		case !chosen && fold(o, "byscore"):
+		case !chosen && p.Flag("byscore"):
 			q.by, chosen = byScore, true
 		default:
-			return errSyntax
+			p.Wrong()
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	switch {
 	case q.limit != -1 && q.by == byRank:
-		return "ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX"
+		return refusal("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
 	case q.withScores && q.by == byLex:
-		return "ERR syntax error, WITHSCORES not supported in combination with BYLEX"
+		return refusal("ERR syntax error, WITHSCORES not supported in combination with BYLEX")
 	}
 	// The ends of ranks are turned round with the places, and not here.
 	lower, upper := args[0], args[1]
 	if q.rev && q.by != byRank {
 		lower, upper = upper, lower
 	}
-	q.zspan, bad = parseSpan(q.by, lower, upper)
-	return bad
+	q.zspan, err = parseSpan(q.by, lower, upper)
+	return err
 }
 
 // places is where the members that are asked for stand.
@@ -228,14 +226,16 @@ func (q *zquery) places(z collection.ZSet) collection.Span {
 }
 
 // zrange is ZRANGE and its relatives.
-func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) {
-	if bad := q.parse(args[2:]); bad != "" {
-		w.Error(bad)
-		return
+func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) error {
+	if err := q.parse(args[2:]); err != nil {
+		return err
 	}
-	if z, ok := k.sortedSet(args[1], w); ok {
-		writeMembers(w, z, q.places(z), q.rev, q.withScores)
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	writeMembers(w, z, q.places(z), q.rev, q.withScores)
+	return nil
 }
 
 func writeMembers(w *resp.Writer, z collection.ZSet, p collection.Span, rev, withScores bool) {
@@ -271,58 +271,60 @@ func writeMember(w *resp.Writer, e collection.ZEntry, withScores bool) {
 
 // zremRange removes a range.
 // It replies with how many members went, and deletes the key with its last one.
-func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) {
-	s, bad := parseSpan(by, args[2], args[3])
-	if bad != "" {
-		w.Error(bad)
-		return
+func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
+	s, err := parseSpan(by, args[2], args[3])
+	if err != nil {
+		return err
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
 	p := s.at(z, false)
-	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
-		return
+	if p.Lo < p.Hi {
+		if err := k.changeSortedSet(z, []collection.Span{p}, nil); err != nil {
+			return err
+		}
 	}
 	w.Int(int64(p.Hi - p.Lo))
+	return nil
 }
 
 // zcount counts a range.
 // It searches both ends, and looks at no member between them.
-func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) {
-	s, bad := parseSpan(by, args[2], args[3])
-	if bad != "" {
-		w.Error(bad)
-		return
+func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
+	s, err := parseSpan(by, args[2], args[3])
+	if err != nil {
+		return err
 	}
-	if z, ok := k.sortedSet(args[1], w); ok {
-		p := s.at(z, false)
-		w.Int(int64(p.Hi - p.Lo))
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
+	p := s.at(z, false)
+	w.Int(int64(p.Hi - p.Lo))
+	return nil
 }
 
 // zpop is ZPOPMIN and ZPOPMAX.
 // Without a count it replies flat in RESP3, too, as Redis does.
-func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
+func zpop(k *key, args [][]byte, w *resp.Writer, top bool) error {
 	n, nested := int64(1), false
 	if len(args) > 3 {
-		w.Error(errSyntax)
-		return
+		return refusal(errSyntax)
 	}
 	if len(args) == 3 {
 		var ok bool
 		if n, ok = resp.ParseInt(args[2]); !ok || n < 0 {
-			w.Error(errPositive)
-			return
+			return refusal(errPositive)
 		}
 		nested = w.Proto == 3
 	}
-	z, ok := k.sortedSet(args[1], w)
-	if !ok {
-		return
+	z, err := k.sortedSet(args[1])
+	if err != nil {
+		return err
 	}
-	popMembers(k, z, n, top, w, func(n int) {
+	return popMembers(k, z, n, top, w, func(n int) {
 		if nested {
 			w.Array(n)
 		} else {
@@ -334,13 +336,15 @@ func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
 // popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their
 // number. In nested replies a member and its score are an array. z still refers to the value of before, in a buffer
 // that the change did not touch. If there is no room yet it writes nothing.
-func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) {
+func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) error {
 	p := collection.Span{Hi: int(min(n, int64(z.Len())))}
 	if top {
 		p = collection.Span{Lo: z.Len() - p.Hi, Hi: z.Len()}
 	}
-	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
-		return
+	if p.Lo < p.Hi {
+		if err := k.changeSortedSet(z, []collection.Span{p}, nil); err != nil {
+			return err
+		}
 	}
 	begin(p.Hi - p.Lo)
 	for i := range p.Hi - p.Lo {
@@ -354,4 +358,5 @@ func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, be
 		w.Bulk(z.Member(at))
 		w.Double(z.Score(at))
 	}
+	return nil
 }
