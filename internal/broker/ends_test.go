@@ -72,8 +72,8 @@ func (p *program) heldPut(c *conn, key string) {
 	testutil.Until(p.t, "the arena is taken back", func() bool { return memory() == nil })
 }
 
-// TestDeregisteredAtTheEnd: a connection that waits until nobody uses a memory ends as any other: when its program dies,
-// by a fault of the broker's own, and with the broker.
+// TestDeregisteredAtTheEnd: a connection that waits until nobody uses a memory ends as any other: when its program
+// dies, by a fault of the broker's own, and with the broker.
 func TestDeregisteredAtTheEnd(t *testing.T) {
 	causes, fault := make(chan error, 2), make(chan struct{})
 	w := newWorldWith(t, nil, &client.Events{Begin: func(ctx context.Context, op client.OpEvent) context.Context {
