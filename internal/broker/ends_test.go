@@ -144,7 +144,10 @@ func TestFaultOfView(t *testing.T) {
 func TestPinUnknown(t *testing.T) {
 	w := newWorld(t, nil)
 	w.open(t, "default", 0, ring.Hello{})
-	q := w.only(t).mu.queues[0]
+	c := w.only(t)
+	c.mu.Lock()
+	q := c.mu.queues[0]
+	c.mu.Unlock()
 	pins := &w.b.tenants[0].pins
 	for _, x := range []struct {
 		err  error
