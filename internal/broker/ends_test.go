@@ -72,8 +72,8 @@ func (p *program) heldPut(c *conn, key string) {
 	testutil.Until(p.t, "the arena is taken back", func() bool { return memory() == nil })
 }
 
-// TestDeregisteredAtTheEnd: a connection that waits until nobody uses a memory ends as any other: when its program dies,
-// by a fault of the broker's own, and with the broker.
+// TestDeregisteredAtTheEnd: a connection that waits until nobody uses a memory ends as any other: when its program
+// dies, by a fault of the broker's own, and with the broker.
 func TestDeregisteredAtTheEnd(t *testing.T) {
 	causes, fault := make(chan error, 2), make(chan struct{})
 	w := newWorldWith(t, nil, &client.Events{Begin: func(ctx context.Context, op client.OpEvent) context.Context {
@@ -144,7 +144,10 @@ func TestFaultOfView(t *testing.T) {
 func TestPinUnknown(t *testing.T) {
 	w := newWorld(t, nil)
 	w.open(t, "default", 0, ring.Hello{})
-	q := w.only(t).mu.queues[0]
+	c := w.only(t)
+	c.mu.Lock()
+	q := c.mu.queues[0]
+	c.mu.Unlock()
 	pins := &w.b.tenants[0].pins
 	for _, x := range []struct {
 		err  error

@@ -148,8 +148,9 @@ func lentMemory(t *testing.T) (n [2]int) {
 	return n
 }
 
-// TestViewsInChange: the memory that a View lies in is used again, evicted from, drained, lost or given up. No View that
-// held has shown other bytes than a value of its key, the program may look all the time, and nothing of it is left.
+// TestViewsInChange: the memory that a View lies in is used again, evicted from, drained, lost or given up. No View
+// that held has shown other bytes than a value of its key. The program may look all the time, and nothing of it is
+// left.
 func TestViewsInChange(t *testing.T) {
 	one := []devstore.Namespace{{Name: "default", BytesPerNode: 16 << 20}}
 	cache := []devstore.Namespace{{Name: "default", BytesPerNode: 16 << 20,

@@ -38,8 +38,8 @@ func TestPopulateAtOnce(t *testing.T) {
 	}
 }
 
-// TestPopulateRoom: before each part there has to be room for all that is not there yet, of parts under way, too. What
-// these have already is not missed twice.
+// TestPopulateRoom: before each part there has to be room for all that is not there yet, of parts under way, too. The
+// bytes that these have already are not missed twice.
 func TestPopulateRoom(t *testing.T) {
 	const size = (mostTakers + 1) * populatePart
 	for _, others := range []int64{0, populatePart} { // what others take of the room once a part is under way

@@ -117,7 +117,7 @@ var pinsMutants = []mutant{
 		"if it.evicted.Expired || o.Work.Spare == nil ||", "if true || o.Work.Spare == nil ||"}}},
 	{"pins-end-early", "pins: a pin lasts until its time", []edit{{"internal/layout/record.go",
 		"return uint64(r.Pinned) * 1000", "return uint64(r.Pinned) * 999"}}},
-	{"pins-of-another-key", "pins: an access word tells of the key whose tag it has, and the share of pins goes by that",
+	{"pins-of-another-key", "pins: an access word tells of the key whose tag it has, and the quota goes by that",
 		[]edit{{evict, "; a.Of(x) {", "; a != 0 {"}}},
 	{"pin-not-written", "pins: a record says until when it is pinned",
 		[]edit{{"index/update.go", "Pinned: o.Pinned,", "Pinned: 0,"}}},
