@@ -421,11 +421,11 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 	$(if $(VERBS_ADVERSARY),run -n 4 -k $(VERBS_ADVERSARY) dist/verbs 'sh guest-tests.sh provider';) \
 	if [ $$failed = 0 ]; then echo 'test-verbs: PASS'; else echo 'test-verbs: FAIL'; fi; exit $$failed
 
-# CONNECTIONS are those to a memory node, one time after the other.
-CONNECTIONS ?= 100,1000,10000
+# CONNECTIONS are those to a memory node, one time after the other. The emulated machine did not keep 10,000.
+CONNECTIONS ?= 100,1000
 
 .PHONY: count-verbs
-count-verbs: build-verbs ## queue pairs and memory of 100, 1,000 and 10,000 connections over Soft-RoCE, in the virtual machine (CONNECTIONS; 15 minutes)
+count-verbs: build-verbs ## queue pairs and memory of 100 and 1,000 connections over Soft-RoCE, in the virtual machine (CONNECTIONS chooses others)
 	mkdir -p dist/count
 	cp bin/verbs/kvd bin/verbs/kvctl dist/count/
 	$(VERBS_ENV) $(GO) test -c -tags verbs -o dist/count/verbstest.test ./internal/verbstest
