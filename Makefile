@@ -424,6 +424,24 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 	$(if $(VERBS_ADVERSARY),run -n 4 -k $(VERBS_ADVERSARY) dist/verbs 'sh guest-tests.sh provider';) \
 	if [ $$failed = 0 ]; then echo 'test-verbs: PASS'; else echo 'test-verbs: FAIL'; fi; exit $$failed
 
+# CONNECTIONS are those to a memory node, one time after the other. The emulated machine did not keep 10,000.
+CONNECTIONS ?= 100,1000
+
+.PHONY: count-verbs
+count-verbs: build-verbs ## queue pairs and memory of 100 and 1,000 connections over Soft-RoCE, in the virtual machine (CONNECTIONS chooses others)
+	mkdir -p dist/count
+	cp bin/verbs/kvd bin/verbs/kvctl dist/count/
+	$(VERBS_ENV) $(GO) test -c -tags verbs -o dist/count/verbstest.test ./internal/verbstest
+	$(VERBS_VM)/run.sh -n 4 -t 3600 -m 4096 dist/count 'ulimit -Hn 65536; ulimit -n 65536; KVD_BIN=/share KVD_VERBS=1 \
+		KVD_VERBS_CONNECTIONS=$(CONNECTIONS) ./verbstest.test -test.v -test.timeout 50m -test.run TestQueuePairs$$'
+
+.PHONY: perf-verbs
+perf-verbs: build-verbs ## kvctl perf beside perftest over Soft-RoCE, in turns, in the virtual machine (an idle host)
+	mkdir -p dist/perf
+	cp bin/verbs/kvctl $(VERBS_VM)/perf-ratio.sh dist/perf/
+	$(VERBS_VM)/run.sh -n 2 -t 1800 dist/perf "ITERS=1000 ROUNDS=5 sh perf-ratio.sh ./kvctl 'env GOMAXPROCS=1 ./kvctl' \
+		'env GODEBUG=asyncpreemptoff=1 ./kvctl' 'taskset 1 ./kvctl'"
+
 .PHONY: test-tenants
 test-tenants: build ## one tenant after another's memory, over tcp between real processes
 	KVD_VERBS=1 KVD_VERBS_PROVIDER=tcp KVD_BIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestSecurityMatrix|TestTenants|TestTokens' ./internal/verbstest

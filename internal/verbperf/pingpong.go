@@ -390,7 +390,7 @@ func (p *Conn) pingpong(ctx context.Context, c Case, limit time.Duration) (r Res
 	if err != nil {
 		return r, err
 	}
-	r.take(h, 2)
+	r.take(p, h, 2)
 	r.VerbsPerSec = 1e9 / r.AvgNanos
 	r.MiBPerSec = r.VerbsPerSec * float64(c.Bytes) / (1 << 20)
 	return r, nil

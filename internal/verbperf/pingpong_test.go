@@ -208,6 +208,9 @@ func TestLatency(t *testing.T) {
 			t.Errorf("%d iterations: %d runs, %d recorded, %v", iters, n, h.TotalCount(), err)
 		}
 	}
+	if p.used.cpu <= 0 {
+		t.Errorf("10,001 runs used %+v", p.used)
+	}
 	want := errors.New("broken")
 	if _, err := p.latency(5, func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("got %v", err)

@@ -13,9 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -52,10 +54,15 @@ type Result struct {
 	MinNanos    int64   `json:"min_ns"`
 	MedianNanos int64   `json:"median_ns"`
 	AvgNanos    float64 `json:"avg_ns"`
+	P10Nanos    int64   `json:"p10_ns"`
 	P99Nanos    int64   `json:"p99_ns"`
 	MiBPerSec   float64 `json:"mib_per_second"`
 	VerbsPerSec float64 `json:"verbs_per_second"`
 	Depth       int     `json:"depth"`
+	// The rest is this process's work for a verb while latency was measured, of all threads together.
+	CgoCalls float64 `json:"cgo_calls"`
+	Switches float64 `json:"switches"` // of context, voluntary and not
+	CPUNanos float64 `json:"cpu_ns"`   // of the process and of the kernel for it
 }
 
 // Passive lends [Region] bytes to anybody who connects and knows their key, and
@@ -160,6 +167,7 @@ type Conn struct {
 	begin time.Time   // what stamps count from
 	// stamps are one batch's; the histogram is filled between batches.
 	stamps [4096]int64
+	used   usage // by the latest latency
 }
 
 // bufferBytes holds two chains of the longest kind.
@@ -293,10 +301,13 @@ func (p *Conn) wait(ctx context.Context, limit time.Duration) error {
 // perftest does, and nothing else happens in between.
 func (p *Conn) latency(iters int, f func() error) (*hdrhistogram.Histogram, error) {
 	h := hdrhistogram.New(1, int64(time.Minute), 3)
+	var before usage
 	for i := -iters / 10; i < iters; {
 		until := iters
 		if i < 0 {
 			until = 0
+		} else if i == 0 {
+			before = usedSoFar()
 		}
 		batch := p.stamps[:min(until-i, len(p.stamps))]
 		last := int64(time.Since(p.begin))
@@ -314,11 +325,34 @@ func (p *Conn) latency(iters int, f func() error) (*hdrhistogram.Histogram, erro
 			i++
 		}
 	}
+	p.used = usedSoFar().since(before)
 	return h, nil
 }
 
-// take copies the latencies; each is the time of per verbs.
-func (r *Result) take(h *hdrhistogram.Histogram, per int64) {
+// usage is what this process has done so far.
+type usage struct {
+	cgoCalls, switches int64
+	cpu                time.Duration
+}
+
+func usedSoFar() usage {
+	u := usage{cgoCalls: runtime.NumCgoCall()}
+	var r syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &r) == nil { // it fails for other arguments alone
+		u.switches, u.cpu = r.Nvcsw+r.Nivcsw, time.Duration(r.Utime.Nano()+r.Stime.Nano())
+	}
+	return u
+}
+
+func (u usage) since(b usage) usage {
+	return usage{u.cgoCalls - b.cgoCalls, u.switches - b.switches, u.cpu - b.cpu}
+}
+
+// take copies the latencies of p's runs, and what they used; each is the time of per verbs.
+func (r *Result) take(p *Conn, h *hdrhistogram.Histogram, per int64) {
+	each := func(n int64) float64 { return float64(n) / float64(h.TotalCount()*per) }
+	r.CgoCalls, r.Switches, r.CPUNanos = each(p.used.cgoCalls), each(p.used.switches), each(int64(p.used.cpu))
+	r.P10Nanos = h.ValueAtQuantile(10) / per
 	r.MinNanos, r.MedianNanos, r.P99Nanos = h.Min()/per, h.ValueAtQuantile(50)/per, h.ValueAtQuantile(99)/per
 	r.AvgNanos = h.Mean() / float64(per)
 }
@@ -348,7 +382,7 @@ func (p *Conn) oneWay(ctx context.Context, c Case, limit time.Duration) (Result,
 	if err != nil {
 		return r, err
 	}
-	r.take(h, 1)
+	r.take(p, h, 1)
 
 	// Two chains are under way, so that the wire does not idle between doorbells.
 	chains := [2][]rdma.WR{p.chain(c, c.Depth, 0), p.chain(c, c.Depth, 1)}

@@ -1,16 +1,20 @@
 #!/bin/sh
-# perf-ratio.sh KVCTL - in the guest: kvctl perf next to perftest, between the same
-# two adapters, taking turns within one boot. Prints what each measured, the ratio
-# of the medians and a verdict for each verb. Rounds differ by a factor of three
-# in such a guest, so it also prints the ratio of the best rounds' medians and that
-# of the minima. Where perftest's median is far from its minimum the guest was short
-# of processors, and there is no verdict: a process that only polls then makes the
-# kernel's threads, which are the adapter, wait for the scheduler's tick.
+# perf-ratio.sh [COMMAND...] - in the guest: kvctl perf next to perftest, between the same
+# two adapters, taking turns within one boot. A COMMAND is kvctl, built with the tag
+# verbs, with what stands before it: 'env GOMAXPROCS=1 ./kvctl'. Without one only
+# perftest is run.
+#
+# Prints what each round measured, then for each verb and COMMAND the ratio to
+# perftest of the medians and a verdict. Rounds differ by a factor of three in
+# such a guest, so there are also the ratios of the tenth percentiles' medians, of the best
+# rounds' medians, and of the minima. Where perftest's median is far from its minimum
+# the guest was short of processors, and there is no verdict: a process that only
+# polls then makes the kernel's threads, which are the adapter, wait for the scheduler's tick.
+# The last columns are what the active process had to do for a verb: calls into C, switches of context, and
+# processor time in µs; medians of the rounds, as kvctl perf -o json counts them.
 # Exits 1 if a number is missing, and 0 whatever the ratios are.
-#   env: ITERS (2000), ROUNDS (3), LIMIT (1.3), PASSIVE (rxe0), ACTIVE (rxe1)
-# KVCTL is a binary built with the tag verbs; without it only perftest is run.
-KVCTL=${1:-}
-ITERS=${ITERS:-2000} ROUNDS=${ROUNDS:-3} LIMIT=${LIMIT:-1.3}
+#   env: ITERS (2000), ROUNDS (3), LIMIT (1.3), VERBS (READ WRITE CAS), PASSIVE (rxe0), ACTIVE (rxe1)
+ITERS=${ITERS:-2000} ROUNDS=${ROUNDS:-3} LIMIT=${LIMIT:-1.3} VERBS=${VERBS:-READ WRITE CAS}
 PASSIVE=${PASSIVE:-rxe0} ACTIVE=${ACTIVE:-rxe1}
 PORT=18515 # perftest's own, for its bootstrap over TCP
 dir=$(mktemp -d) || exit 1
@@ -35,9 +39,9 @@ listening() {
 	awk -v p=":$(printf %04X $PORT)" '$4 == "0A" && substr($2, length($2)-4) == p { f = 1 } END { exit !f }' /proc/net/tcp /proc/net/tcp6
 }
 
-# perftest TOOL BYTES ARGS... prints t_typical, which is the median, and t_min, in µs.
+# perftest TOOL BYTES ARGS... prints median, minimum and tenth percentile, in µs. -U lists each latency.
 perftest() {
-	tool=$1 bytes=$2
+	tool=$1
 	shift 2
 	timeout 150 "$tool" -d "$PASSIVE" -x "$gp" -p $PORT -n "$ITERS" -F "$@" >"$dir/server" 2>&1 </dev/null &
 	server=$!
@@ -47,78 +51,86 @@ perftest() {
 		[ $tries -gt 200 ] && break
 		usleep 50000
 	done
-	timeout 120 "$tool" -d "$ACTIVE" -x "$ga" -p $PORT -n "$ITERS" -F "$@" 127.0.0.1 >"$dir/client" 2>&1 </dev/null ||
+	timeout 120 "$tool" -d "$ACTIVE" -x "$ga" -p $PORT -n "$ITERS" -U -F "$@" 127.0.0.1 >"$dir/client" 2>&1 </dev/null ||
 		{ kill $server 2>/dev/null; cat "$dir/server" "$dir/client" >&2; }
 	wait $server
-	awk -v b="$bytes" -v n="$ITERS" '$1 == b && $2 == n { print $5, $3 }' "$dir/client"
+	sed -n 's/^[0-9]*, *\([0-9.]*\) *$/\1/p' "$dir/client" | sort -n |
+		awk '{ v[NR] = $1 } END { if (NR) printf "%.2f %.2f %.2f\n", v[int((NR + 1) / 2)], v[1], v[int((NR + 9) / 10)] }'
 }
 
-# kvctl VERB BYTES prints the median and the minimum in µs.
+# kvctl COMMAND VERB BYTES prints the same, and then calls into C, switches and µs of processor time a verb.
 kvctl() {
-	timeout 120 "$KVCTL" --provider verbs --rdma-device "$ACTIVE" -o json \
-		perf --passive-device "$PASSIVE" --verbs "$1" --sizes "$2" --iters "$ITERS" >"$dir/kvctl" 2>"$dir/stderr" </dev/null ||
+	# shellcheck disable=SC2086 # COMMAND is words
+	timeout 120 $1 --provider verbs --rdma-device "$ACTIVE" -o json \
+		perf --passive-device "$PASSIVE" --verbs "$2" --sizes "$3" --iters "$ITERS" >"$dir/kvctl" 2>"$dir/stderr" </dev/null ||
 		cat "$dir/stderr" >&2
-	sed -n 's/.*"min_ns":\([0-9]*\),"median_ns":\([0-9]*\).*/\2 \1/p' "$dir/kvctl" |
-		awk '{ printf "%.2f %.2f\n", $1 / 1000, $2 / 1000 }'
+	tr ',{}[]' '\n' <"$dir/kvctl" | awk -F: '{ gsub(/[" ]/, ""); v[$1] = $2 }
+		END { if (v["median_ns"]) printf "%.2f %.2f %.2f %.2f %.2f %.2f\n", v["median_ns"] / 1000, v["min_ns"] / 1000,
+			v["p10_ns"] / 1000, v["cgo_calls"], v["switches"], v["cpu_ns"] / 1000 }'
 }
 
-# run NAME COMMAND... adds the two numbers that COMMAND prints to the files
-# NAME.median and NAME.min.
+# run NAME COMMAND... adds the line of numbers that COMMAND prints to the file NAME.
 run() {
-	name=$dir/$1
+	file=$dir/$1
 	shift
 	v=$("$@")
-	if [ -n "$v" ]; then
-		echo "${v% *}" >>"$name.median"
-		echo "${v#* }" >>"$name.min"
-	fi
-	printf '  %-20s' "${v:-missing}"
+	[ -z "$v" ] || echo "$v" >>"$file"
+	printf '  %-24s' "$(echo "${v:-missing}" | cut -d' ' -f1-3)"
 }
 
-# nth N FILE prints the Nth smallest of its ROUNDS numbers.
+# nth N COLUMN FILE prints the Nth smallest of a column's ROUNDS numbers.
 nth() {
-	[ "$(wc -l 2>/dev/null <"$2")" = "$ROUNDS" ] && sort -n "$2" | sed -n "$1p"
+	[ "$(wc -l 2>/dev/null <"$3")" = "$ROUNDS" ] && cut -d' ' -f"$2" "$3" | sort -n | sed -n "$1p"
 }
 middle=$(((ROUNDS + 1) / 2))
 
-echo "perftest and kvctl perf, $PASSIVE GID $gp passive, $ACTIVE GID $ga active, $ITERS iterations; median and minimum, µs"
-verbs="READ WRITE CAS"
+echo "perftest and kvctl perf, $PASSIVE GID $gp passive, $ACTIVE GID $ga active, $ITERS iterations; median, minimum and tenth percentile, µs"
 round=0
 while [ $round -lt "$ROUNDS" ]; do
 	round=$((round + 1))
-	for verb in $verbs; do
+	for verb in $VERBS; do
 		case $verb in
-		READ) set -- ib_read_lat 64 -s 64 ;;
-		WRITE) set -- ib_write_lat 64 -s 64 ;;
-		CAS) set -- ib_atomic_lat 8 -A CMP_AND_SWAP ;;
+		READ) name=READ bytes=64 tool="ib_read_lat 64 -s 64" ;;
+		WRITE) name=PINGPONG bytes=64 tool="ib_write_lat 64 -s 64" ;;
+		CAS) name=CMP_AND_SWP bytes=8 tool="ib_atomic_lat 8 -A CMP_AND_SWAP" ;;
 		esac
 		printf 'round %s %-6s' "$round" "$verb"
-		run "p.$verb" perftest "$@"
-		case $verb in READ) name=READ ;; WRITE) name=PINGPONG ;; CAS) name=CMP_AND_SWP ;; esac
-		[ -n "$KVCTL" ] && run "k.$verb" kvctl "$name" "$2"
+		# shellcheck disable=SC2086 # words
+		run "p.$verb" perftest $tool
+		n=0
+		for command; do
+			n=$((n + 1))
+			run "k$n.$verb" kvctl "$command" $name $bytes
+		done
 		echo
 	done
 done
 
 echo
-printf '%-22s %10s %10s %7s %7s %7s\n' "medians of $ROUNDS" perftest kvctl ratio best minima
-for verb in $verbs; do
+printf '%-22s %-36s %9s %9s %6s %6s %6s %6s %7s %8s %8s\n' "medians of $ROUNDS" command perftest kvctl ratio p10 best minima "C calls" switches "µs proc."
+for verb in $VERBS; do
 	case $verb in
 	READ) what="READ 64 B" ;;
 	WRITE) what="WRITE 64 B, ping-pong" ;;
 	CAS) what="CMP_AND_SWP 8 B" ;;
 	esac
-	p=$dir/p.$verb k=$dir/k.$verb
-	if [ -z "$(nth 1 "$p.median")" ] || [ -z "$(nth 1 "$k.median")" ]; then
-		printf '%-22s missing\n' "$what"
-		missing=1
-		continue
-	fi
-	echo "$what|$(nth $middle "$p.median")|$(nth $middle "$k.median")|$(nth 1 "$p.median")|$(nth 1 "$k.median")|$(nth 1 "$p.min")|$(nth 1 "$k.min")" |
-		awk -F'|' -v l="$LIMIT" '{
-			verdict = $3 / $2 <= l ? "met" : "MISSED"
-			if ($2 > 5 * $6) verdict = "disturbed: no verdict"
-			printf "%-22s %10.2f %10.2f %7.2f %7.2f %7.2f %s (at most %s)\n",
-				$1, $2, $3, $3 / $2, $5 / $4, $7 / $6, verdict, l }'
+	n=0
+	for command; do
+		n=$((n + 1))
+		p=$dir/p.$verb k=$dir/k$n.$verb
+		if [ -z "$(nth 1 1 "$p")" ] || [ -z "$(nth 1 1 "$k")" ]; then
+			printf '%-22s %-36s missing\n' "$what" "$command"
+			missing=1
+			continue
+		fi
+		set_p="$(nth $middle 1 "$p") $(nth $middle 3 "$p") $(nth 1 1 "$p") $(nth 1 2 "$p")"
+		set_k="$(nth $middle 1 "$k") $(nth $middle 3 "$k") $(nth 1 1 "$k") $(nth 1 2 "$k")"
+		echo "$set_p $set_k $(nth $middle 4 "$k") $(nth $middle 5 "$k") $(nth $middle 6 "$k")" |
+			awk -v l="$LIMIT" -v what="$what" -v command="$command" '{
+				verdict = $5 / $1 <= l ? "met" : "MISSED"
+				if ($1 > 5 * $4) verdict = "disturbed: no verdict"
+				printf "%-22s %-36s %9.2f %9.2f %6.2f %6.2f %6.2f %6.2f %7.2f %8.2f %8.1f %s (at most %s)\n", what, command,
+					$1, $5, $5 / $1, $6 / $2, $7 / $3, $8 / $4, $9, $10, $11, verdict, l }'
+	done
 done
 exit $missing
