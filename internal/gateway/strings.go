@@ -131,9 +131,9 @@ func fold(b []byte, word string) bool { return args.Is(b, word) }
 type refusal = args.Refusal
 
 // optionsOf reads arguments.
-func optionsOf(list [][]byte) args.Parser { return args.Of(list) }
+func optionsOf(list [][]byte) args.Parser { return args.New(list) }
 
-// writeRefusal replies with what a command was refused for, if it was. One that needs room first has no reply yet.
+// writeRefusal replies with what a command was refused for, if it was. A refusal for want of room has no reply yet.
 func writeRefusal(w *resp.Writer, err error) {
 	if err != nil && err != errRoom {
 		w.Error(err.Error())
