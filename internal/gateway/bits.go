@@ -98,8 +98,8 @@ func cmdSetBit(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok || on&^1 != 0 {
 		return refusal("ERR bit is not an integer or out of range")
 	}
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	was := bitAt(k.value, at)
 	if was == on && k.present && at>>3 < int64(len(k.value)) {
@@ -125,9 +125,10 @@ func cmdGetBit(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return refusal(errBitOffset)
 	}
-	if k.is(client.Plain, w) {
-		w.Int(bitAt(k.value, at-8*int64(k.from)))
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
+	w.Int(bitAt(k.value, at-8*int64(k.from)))
 	return nil
 }
 
@@ -161,8 +162,8 @@ func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit")
 
 // cmdBitCount looks at the key before most of its arguments, as Redis 7.0 does.
 func cmdBitCount(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	r := bitRange{0, 8 * int64(len(k.value))}
 	switch {
@@ -228,8 +229,8 @@ func cmdBitPos(k *key, args [][]byte, w *resp.Writer) error {
 		w.Int(-want)
 		return nil
 	}
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	r, endGiven := bitRange{0, 8 * int64(len(k.value))}, false
 	switch n := len(args); {
@@ -370,8 +371,8 @@ func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) error {
 	if readOnly && end > 0 {
 		return refusal("ERR BITFIELD_RO only supports the GET subcommand")
 	}
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	v := k.value
 	if end > 0 {
@@ -501,8 +502,8 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) error {
 	n := 0
 	for _, name := range names {
 		k := t.key(name)
-		if !k.is(client.Plain, w) {
-			return nil
+		if err := k.typed(client.Plain); err != nil {
+			return err
 		}
 		n = max(n, len(k.value))
 	}

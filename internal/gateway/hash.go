@@ -104,29 +104,27 @@ func roomFor(texts [][]byte) int {
 // The caller has looked at the type. The hash lies in the value, and must not be changed.
 func (k *key) hash() collection.Hash { return collection.Hash(k.value) }
 
-// hashLen counts the fields; ok is false behind a reply that says why not.
-func (k *key) hashLen(name []byte, w *resp.Writer) (n int, ok bool) {
-	if !k.is(client.Hash, w) {
-		return 0, false
+// hashLen counts the fields.
+func (k *key) hashLen(name []byte) (n int, err error) {
+	if err := k.typed(client.Hash); err != nil {
+		return 0, err
 	}
-	n, err := k.hash().Len()
-	if err != nil {
-		w.Error(collectionError(client.Hash, name, err))
+	if n, err = k.hash().Len(); err != nil {
+		return 0, refusal(collectionError(client.Hash, name, err))
 	}
-	return n, err == nil
+	return n, nil
 }
 
-// hashField is the value of a field, nil if there is none; ok is as in hashLen.
+// hashField is the value of a field, nil if there is none.
 // args are the command's: the key's name, and behind it the field. The value lies in the hash; an empty one is not nil.
-func (k *key) hashField(args [][]byte, w *resp.Writer) (value []byte, ok bool) {
-	if !k.is(client.Hash, w) {
-		return nil, false
+func (k *key) hashField(args [][]byte) (value []byte, err error) {
+	if err := k.typed(client.Hash); err != nil {
+		return nil, err
 	}
-	value, err := k.hash().Get(args[2])
-	if err != nil {
-		w.Error(collectionError(client.Hash, args[1], err))
+	if value, err = k.hash().Get(args[2]); err != nil {
+		return nil, refusal(collectionError(client.Hash, args[1], err))
 	}
-	return value, err == nil
+	return value, nil
 }
 
 // setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked
@@ -175,8 +173,9 @@ func hset(k *key, args [][]byte, w *resp.Writer, name string) (added int, ok boo
 
 // cmdHSetNX writes nothing if the field is there, with any value.
 func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) error {
-	switch value, ok := k.hashField(args, w); {
-	case !ok:
+	switch value, err := k.hashField(args); {
+	case err != nil:
+		return err
 	case value != nil:
 		w.Int(0)
 	default:
@@ -189,9 +188,11 @@ func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdHGet replies null both for a field and for a hash that is not there.
 func cmdHGet(k *key, args [][]byte, w *resp.Writer) error {
-	if value, ok := k.hashField(args, w); ok {
-		fieldOrNull(value, w)
+	value, err := k.hashField(args)
+	if err != nil {
+		return err
 	}
+	fieldOrNull(value, w)
 	return nil
 }
 
@@ -205,8 +206,8 @@ func fieldOrNull(value []byte, w *resp.Writer) {
 
 // cmdHMGet passes over the hash once for all the fields. Up to 16 values need no memory of their own.
 func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Hash, w) {
-		return nil
+	if err := k.typed(client.Hash); err != nil {
+		return err
 	}
 	var few [16][]byte
 	values, err := k.hash().GetAll(few[:0], args[2:])
@@ -223,9 +224,9 @@ func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
 // cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the
 // fields came, which clients must not count on: Redis has another one for large hashes.
 func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
-	n, ok := k.hashLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.hashLen(args[1])
+	if err != nil {
+		return err
 	}
 	w.Map(n)
 	for field, value := range k.hash().All() {
@@ -238,9 +239,9 @@ func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
 // cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in
 // between.
 func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
-	n, ok := k.hashLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.hashLen(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(n)
 	for field := range k.hash().All() {
@@ -250,9 +251,9 @@ func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
-	n, ok := k.hashLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.hashLen(args[1])
+	if err != nil {
+		return err
 	}
 	w.Array(n)
 	for _, value := range k.hash().All() {
@@ -263,31 +264,37 @@ func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdHLen walks the hash: its number of fields is not kept.
 func cmdHLen(k *key, args [][]byte, w *resp.Writer) error {
-	if n, ok := k.hashLen(args[1], w); ok {
-		w.Int(int64(n))
+	n, err := k.hashLen(args[1])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(n))
 	return nil
 }
 
 // cmdHStrlen is 0 for a field that is not there, as for an empty value.
 func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) error {
-	if value, ok := k.hashField(args, w); ok {
-		w.Int(int64(len(value)))
+	value, err := k.hashField(args)
+	if err != nil {
+		return err
 	}
+	w.Int(int64(len(value)))
 	return nil
 }
 
 func cmdHExists(k *key, args [][]byte, w *resp.Writer) error {
-	if value, ok := k.hashField(args, w); ok {
-		w.Int(bit(value != nil))
+	value, err := k.hashField(args)
+	if err != nil {
+		return err
 	}
+	w.Int(bit(value != nil))
 	return nil
 }
 
 // cmdHDel writes only if there is a field to delete.
 func cmdHDel(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Hash, w) {
-		return nil
+	if err := k.typed(client.Hash); err != nil {
+		return err
 	}
 	b, ok := k.editable(0)
 	if !ok {
@@ -310,9 +317,9 @@ func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return refusal(errNotInt)
 	}
-	value, ok := k.hashField(args, w)
-	if !ok {
-		return nil
+	value, err := k.hashField(args)
+	if err != nil {
+		return err
 	}
 	old := int64(0)
 	if value != nil {
@@ -354,9 +361,9 @@ func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	if by.IsInf() {
 		return refusal("ERR value is NaN or Infinity")
 	}
-	value, ok := k.hashField(args, w)
-	if !ok {
-		return nil
+	value, err := k.hashField(args)
+	if err != nil {
+		return err
 	}
 	old := new(big.Float).SetPrec(number.LongDoubleBits)
 	if value != nil {
@@ -432,9 +439,9 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
 	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}
-	n, ok := k.hashLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.hashLen(args[1])
+	if err != nil {
+		return err
 	}
 	var few [128]collection.Place
 	places := k.hash().Places(few[:0])

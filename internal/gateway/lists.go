@@ -286,8 +286,8 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 		w.Null()
 		return nil
 	}
-	if !k.is(client.List, w) {
-		return nil
+	if err := k.typed(client.List); err != nil {
+		return err
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
@@ -314,8 +314,8 @@ func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
 		return refusal(errNoKey)
 	}
-	if !k.is(client.List, w) {
-		return nil
+	if err := k.typed(client.List); err != nil {
+		return err
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
@@ -373,8 +373,8 @@ func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
 		w.Array(0)
 		return nil
 	}
-	if !k.is(client.List, w) {
-		return nil
+	if err := k.typed(client.List); err != nil {
+		return err
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {
@@ -407,8 +407,8 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 		w.OK()
 		return nil
 	}
-	if !k.is(client.List, w) {
-		return nil
+	if err := k.typed(client.List); err != nil {
+		return err
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {
@@ -544,8 +544,8 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
 		replyPositions(a, nil, w)
 		return nil
 	}
-	if !k.is(client.List, w) {
-		return nil
+	if err := k.typed(client.List); err != nil {
+		return err
 	}
 	n, ok := k.listLen(args[1], w)
 	if !ok {

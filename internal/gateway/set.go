@@ -55,8 +55,8 @@ func (k *key) setLen(name []byte, w *resp.Writer) (n int, ok bool) {
 
 // cmdSAdd replies with how many members are new.
 func cmdSAdd(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Set, w) {
-		return nil
+	if err := k.typed(client.Set); err != nil {
+		return err
 	}
 	if n, ok := k.addMembers(args[1], args[2:], w); ok {
 		w.Int(int64(n))
@@ -88,8 +88,8 @@ func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added i
 
 // cmdSRem deletes the key with its last member, as all commands on collections do.
 func cmdSRem(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Set, w) {
-		return nil
+	if err := k.typed(client.Set); err != nil {
+		return err
 	}
 	if n, ok := k.removeMembers(args[1], args[2:], w); ok {
 		w.Int(int64(n))
@@ -116,8 +116,8 @@ func (k *key) removeMembers(name []byte, members [][]byte, w *resp.Writer) (remo
 
 // cmdSIsMember and the commands below that only read walk the encoded set, which is up to collection.MaxLen bytes.
 func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Set, w) {
-		return nil
+	if err := k.typed(client.Set); err != nil {
+		return err
 	}
 	is, err := k.members().Has(args[2])
 	if err != nil {
@@ -129,8 +129,8 @@ func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdSMIsMember passes over the set once, however many members it is asked for.
 func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Set, w) {
-		return nil
+	if err := k.typed(client.Set); err != nil {
+		return err
 	}
 	var few [16]bool
 	has, err := k.members().HasAll(few[:0], args[2:])

@@ -369,8 +369,8 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 	if bad != "" {
 		return refusal(bad)
 	}
-	if !k.is(client.Stream, w) {
-		return nil
+	if err := k.typed(client.Stream); err != nil {
+		return err
 	}
 	if !k.present && a.noMake {
 		w.Null()
@@ -563,8 +563,8 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
 		return refusal(errNoKey)
 	}
-	if !k.is(client.Stream, w) {
-		return nil
+	if err := k.typed(client.Stream); err != nil {
+		return err
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {

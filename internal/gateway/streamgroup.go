@@ -191,8 +191,8 @@ func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) error {
 // cmdXAck looks at the ids when it knows that there is a group.
 // It counts those that were pending, and writes only if there are some.
 func cmdXAck(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Stream, w) {
-		return nil
+	if err := k.typed(client.Stream); err != nil {
+		return err
 	}
 	s, ok := k.editStream(args[1], 0, w)
 	if !ok {

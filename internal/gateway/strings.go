@@ -40,15 +40,20 @@ type key struct {
 // unread stands for whatever type a value has that was not read, since the command takes plain ones only.
 const unread client.Type = 255
 
-// is reports whether a command on values of a type can go on: there is no value, or one of the type. If not it replies
-// so, which is where Redis looks at the type, too: most often behind the arguments, and before anything depends on the
-// value.
-func (k *key) is(t client.Type, w *resp.Writer) bool {
+// typed is nil if a command on values of a type can go on: there is no value, or one of the type. Redis looks at the
+// type most often behind the arguments, and before anything depends on the value.
+func (k *key) typed(t client.Type) error {
 	if k.present && k.typ != t {
-		w.Error(errWrongType)
-		return false
+		return refusal(errWrongType)
 	}
-	return true
+	return nil
+}
+
+// is reports whether typed holds, and replies with the refusal if not.
+func (k *key) is(t client.Type, w *resp.Writer) bool {
+	err := k.typed(t)
+	writeRefusal(w, err)
+	return err == nil
 }
 
 // hasOrZero reports whether there is a value of a type. If there is none it replied 0, and if there is one of another
@@ -131,9 +136,9 @@ func fold(b []byte, word string) bool { return args.Is(b, word) }
 type refusal = args.Refusal
 
 // optionsOf reads arguments.
-func optionsOf(list [][]byte) args.Parser { return args.Of(list) }
+func optionsOf(list [][]byte) args.Parser { return args.New(list) }
 
-// writeRefusal replies with what a command was refused for, if it was. One that needs room first has no reply yet.
+// writeRefusal replies with what a command was refused for, if it was. A refusal for want of room has no reply yet.
 func writeRefusal(w *resp.Writer, err error) {
 	if err != nil && err != errRoom {
 		w.Error(err.Error())
@@ -235,9 +240,10 @@ func bit(b bool) int64 {
 // cmdGet, like every keyFunc, sees a key and not a store: whether it is performed by itself, in
 // a batch, in a turn of a loop or in a transaction is the batch's affair.
 func cmdGet(k *key, _ [][]byte, w *resp.Writer) error {
-	if k.is(client.Plain, w) {
-		bulkOrNull(k, w)
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
+	bulkOrNull(k, w)
 	return nil
 }
 
@@ -260,8 +266,8 @@ func cmdSet(k *key, args [][]byte, w *resp.Writer) error {
 		return refusal(bad)
 	}
 	if a.get {
-		if !k.is(client.Plain, w) {
-			return nil
+		if err := k.typed(client.Plain); err != nil {
+			return err
 		}
 		bulkOrNull(k, w)
 	}
@@ -313,8 +319,8 @@ func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) er
 
 // cmdGetSet forgets the expiry, as SET does.
 func cmdGetSet(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	bulkOrNull(k, w)
 	k.flags = 0
@@ -324,8 +330,8 @@ func cmdGetSet(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdGetDel of a key that does not exist changes nothing, so that the store is not written to.
 func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) error {
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	bulkOrNull(k, w)
 	if k.present {
@@ -359,8 +365,8 @@ func cmdGetEX(k *key, args [][]byte, w *resp.Writer) error {
 // cmdAppend may run again on a newer value, so it must not append to the same buffer twice:
 // mutable begins with the value as it is now.
 func cmdAppend(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	n := len(k.value) + len(args[2])
 	if n > k.maxValue {
@@ -381,9 +387,10 @@ func (k *key) length() int { return max(k.whole, len(k.value)) }
 
 // cmdStrlen is 0 for a key that is not there, and counts bytes.
 func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) error {
-	if k.is(client.Plain, w) {
-		w.Int(int64(k.length()))
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
+	w.Int(int64(k.length()))
 	return nil
 }
 
@@ -427,8 +434,8 @@ func cmdGetRange(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok1 || !ok2 {
 		return refusal(errNotInt)
 	}
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	from, to := byteRange(start, end, k.length())
 	if from == to {
@@ -504,8 +511,8 @@ func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) error {
 // incr adds to an integer, 0 if there is no key. Expiry and flags stay; what would overflow
 // changes nothing.
 func incr(k *key, by int64, w *resp.Writer) error {
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	old := int64(0)
 	if k.present {
@@ -538,8 +545,8 @@ func parseLongDouble(b []byte) (*big.Float, bool) {
 // cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
 // that both have counted up is the same text.
 func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	old := new(big.Float).SetPrec(number.LongDoubleBits)
 	if k.present {

@@ -94,11 +94,8 @@ func inGroup(group string, list []*command) []*command {
 // sortedSet is the sorted set of a key, empty if there is none.
 // The set refers to the key's value, and is good until that changes.
 func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {
-	if k.present && k.typ != client.SortedSet {
-		return z, refusal(errWrongType)
-	}
-	if !k.present {
-		return z, nil
+	if err := k.typed(client.SortedSet); err != nil || !k.present {
+		return z, err
 	}
 	if z, err = collection.ParseZSet(k.value); err != nil {
 		return z, refusal(collectionError(client.SortedSet, name, err))

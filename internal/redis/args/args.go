@@ -26,8 +26,8 @@ type Parser struct {
 	bad  Refusal // empty: no mistake
 }
 
-// Of makes a Parser of a list, which it does not change.
-func Of(list [][]byte) Parser { return Parser{left: list} }
+// New makes a Parser of a list, which it does not change.
+func New(list [][]byte) Parser { return Parser{left: list} }
 
 // More reports whether arguments are left.
 func (p *Parser) More() bool { return len(p.left) > 0 }

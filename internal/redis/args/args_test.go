@@ -12,7 +12,7 @@ func of(line string) Parser {
 	for _, f := range strings.Fields(line) {
 		list = append(list, []byte(f))
 	}
-	return Of(list)
+	return New(list)
 }
 
 func parseFloat(b []byte) (float64, bool) {
@@ -90,7 +90,7 @@ func TestMistakeEnds(t *testing.T) {
 	if p.Str(); p.Err() != nil || p.End() != Syntax {
 		t.Error("what is left is no mistake at the end")
 	}
-	p = Of(nil)
+	p = New(nil)
 	if p.More() || p.Err() != nil || p.End() != nil {
 		t.Error("no arguments are a mistake")
 	}
