@@ -526,7 +526,7 @@ func TestNamedCommands(t *testing.T) {
 		"../docs/failures.md", "../docs/compatibility.md", "../docs/performance.md", "../docs/rdma.md",
 		"../docs/compared.md",
 		"../docs/install.md", "../docs/tls.md", "../docs/gateway.md", "../docs/memory.md", "../docs/changes.md",
-		"../docs/backup.md", "../docs/watching.md"} {
+		"../docs/backup.md", "../docs/snapshots.md", "../docs/watching.md"} {
 		for _, m := range span.FindAllStringSubmatch(read(t, file), -1) {
 			c := named.FindStringSubmatch(m[1])
 			if c == nil || !strings.HasPrefix(m[1], c[1]+" ") {

@@ -118,6 +118,7 @@ func (r *release) files(arch string) ([]file, error) {
 		{from: r.tree + "/docs/memory.md", to: "/usr/share/doc/kvd/memory.md", mode: 0o644},
 		{from: r.tree + "/docs/changes.md", to: "/usr/share/doc/kvd/changes.md", mode: 0o644},
 		{from: r.tree + "/docs/backup.md", to: "/usr/share/doc/kvd/backup.md", mode: 0o644},
+		{from: r.tree + "/docs/snapshots.md", to: "/usr/share/doc/kvd/snapshots.md", mode: 0o644},
 		{from: r.tree + "/docs/watching.md", to: "/usr/share/doc/kvd/watching.md", mode: 0o644},
 		{from: r.tree + "/docs/metrics.md", to: "/usr/share/doc/kvd/metrics.md", mode: 0o644},
 		{from: r.tree + "/docs/failures.md", to: "/usr/share/doc/kvd/failures.md", mode: 0o644},

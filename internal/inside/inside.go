@@ -65,8 +65,8 @@ type Location struct {
 }
 
 // Given is a record that stood in a store before, such as one of a snapshot. It is put unless the key has a record of
-// the same version or a later one, be it expired. So versions of a key only grow. Two records of one key and one version are
-// equal if both come of one namespace.
+// the same version or a later one, be it expired. So versions of a key only grow. Two records of one key and one
+// version are equal if both come of one namespace.
 type Given struct {
 	Key   []byte
 	Value []byte             // with the tail that Flags tell of
