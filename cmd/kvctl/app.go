@@ -368,7 +368,7 @@ func (a *app) globalFlags(f *pflag.FlagSet) {
 	f.StringVar(&a.require, "require", a.require, "rdma: reach memory nodes by RDMA alone, and fail with the reason "+
 		"where that cannot be (default: by what there is)")
 	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or "+
-		"NAME/PORT/GIDINDEX (default: the best)")
+		"NAME/PORT/GIDINDEX; several with commas between (default: the best)")
 	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
 	f.StringVarP(&a.output, "output", "o", a.output, "output format: table or json")
 	f.BoolVar(&a.hex, "hex", a.hex, "keys are given and shown in hexadecimal")

@@ -20,6 +20,7 @@ import (
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/testutil"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 // A wrong command line is status 2, also if cobra alone knows what is wrong.
@@ -29,7 +30,8 @@ func TestUsage(t *testing.T) {
 		"bogus", "help bogus", "help namespace bogus", "completion tcsh", "completion bash fish",
 		"put", "put k v w", "get k --bogus", "namespace bogus", "namespace set x", "namespace set x --limit many",
 		"nodes bogus",
-		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--directory= get k",
+		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--rdma-device x,y/ get k",
+		"--directory= get k",
 		"--directory nowhere get k",
 		"txn", "txn put k", "txn frob k", "txn put k v put k w", "txn require k soon", "txn put a - put b -",
 		"scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1",
@@ -48,6 +50,11 @@ func TestUsage(t *testing.T) {
 		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || !strings.Contains(r.stderr, says) {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
+	}
+	// A list is taken, as far as the provider is built in.
+	r := e.run("", strings.Fields("--rdma-device mlx5_0/1,mlx5_1/1/3 --insecure --directory nowhere get k")...)
+	if verbs.Built != (r.code == exitUsage) || strings.Contains(r.stderr, "rdma-device") {
+		t.Errorf("two adapters: %+v", r)
 	}
 	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash",
 		"version", "--version", "-o json version"} {

@@ -83,9 +83,10 @@ func openStore(a *app) (backend, error) {
 			}
 		}
 	}
-	vo := verbs.Options{Device: a.rdmaDevice}
-	if err := vo.Validate(); err != nil {
-		return nil, usagef("--rdma-device: %w", err)
+	for adapter := range strings.SplitSeq(a.rdmaDevice, ",") {
+		if err := (&verbs.Options{Device: strings.TrimSpace(adapter)}).Validate(); err != nil {
+			return nil, usagef("--rdma-device: %w", err)
+		}
 	}
 	devices, err := providers.OpenFor(a.provider, a.providerOptions(cfg))
 	switch {

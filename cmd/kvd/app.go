@@ -220,8 +220,7 @@ func (a *app) roleCommand(r role) *cobra.Command {
 // misspeltFor finds variables that nearly are settings of s and that nothing reads.
 func (a *app) misspeltFor(s config.Settings) map[string]string {
 	return config.Misspelt(os.Environ(), s, config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(),
-		config.DefaultJanitor(), config.DefaultGateway(),
-		config.DefaultHealth())
+		config.DefaultJanitor(), config.DefaultGateway(), config.DefaultBrokerNode(), config.DefaultHealth())
 }
 
 // commandBehindDash refuses arguments that are not a command behind --.

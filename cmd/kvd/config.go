@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -49,6 +50,7 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 			if problem != nil && !config.IsInvalid(problem) {
 				return usageError{problem}
 			}
+			problem = errors.Join(problem, adapterProblem(s))
 			out, err := config.YAML(s, secrets)
 			if err != nil {
 				return err
@@ -69,4 +71,19 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 		top.AddCommand(cmd)
 	}
 	return top
+}
+
+// adapterProblem says what is wrong with settings of an RDMA adapter, which package config knows as values alone.
+func adapterProblem(s config.Settings) (err error) {
+	switch s := s.(type) {
+	case *config.MemNode:
+		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
+	case *config.Janitor:
+		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
+	case *config.Gateway:
+		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
+	case *config.Broker:
+		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
+	}
+	return err
 }

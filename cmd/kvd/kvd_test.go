@@ -738,6 +738,7 @@ func TestConfigPrints(t *testing.T) {
 		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"},
 			[]string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
 		{[]string{"memnode"}, []string{`name: ""`, "janitor: true\n"}, exitUsage},
+		{[]string{"broker", "--rdma-traffic-class=300"}, []string{"traffic-class: 300\n"}, exitUsage},
 		{[]string{"gateway", "--databases=a,b", "--listen-unix=/run/kvd/redis.sock", "--password=p: #",
 			"--show-secrets"}, []string{"- b\n", "listen: 127.0.0.1:6379\n", "listen-memcached: 127.0.0.1:11211\n",
 			"password: 'p: #'\n"}, 0},

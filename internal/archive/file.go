@@ -31,7 +31,7 @@ func OpenDestination(u string, create bool) (Destination, func() error, error) {
 	}
 	dir := filepath.FromSlash(x.Path)
 	if create {
-		if err := os.MkdirAll(dir, 0o777); err != nil {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -69,12 +69,12 @@ func (d *folder) Create(_ context.Context, name string) (File, error) {
 		return nil, err
 	}
 	dir := path.Dir(name)
-	if err := d.root.MkdirAll(dir, 0o777); err != nil {
+	if err := d.root.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	f := &file{d: d, name: name, temp: path.Join(dir, temporary+rand.Text())}
 	var err error
-	f.File, err = d.root.OpenFile(f.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f.File, err = d.root.OpenFile(f.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
