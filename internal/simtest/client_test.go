@@ -337,7 +337,7 @@ func (c *cl) dial(ask *asked) {
 		c.w.owners = append(c.w.owners, nil)
 	}
 	c.w.owners[q.num] = q
-	c.answerAsk(ask, session.Reply{QP: qp, Incarnation: c.core.View().Nodes[n.id].Incarnation})
+	c.answerAsk(ask, session.Reply{QP: qp, Endpoint: "sim", Incarnation: c.core.View().Nodes[n.id].Incarnation})
 }
 
 // tell folds something the client learnt into its sum.

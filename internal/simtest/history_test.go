@@ -32,20 +32,23 @@ func (v Verb) reads() bool { return v == Get || v == GetIf || v == Watch || v ==
 // writes reports whether v leaves a value.
 func (v Verb) writes() bool {
 	return v == Put || v == PutEx || v == Add || v == Incr || v == CAS ||
-		v == Stream
+		v == Stream || v == Give
 }
 
 // Event is one operation of a history.
 type Event struct {
-	Client       int
-	Verb         Verb
-	Key          int
-	Value        string // written
-	Old          string // CAS, DelIf, GetIf: the value whose version is expected; Evict, expired: the one removed
-	Got          string // Get, GetIf; Has: of the version found, "" if that is nobody's who has his answer
-	Out          Outcome
-	Expired      bool   // Evict: the record had expired
-	Parts        []part // Txn
+	Client  int
+	Verb    Verb
+	Key     int
+	Value   string // written
+	Old     string // CAS, DelIf, GetIf: the value whose version is expected; Evict, expired: the one removed
+	Got     string // Get, GetIf; Has: of the version found, "" if that is nobody's who has his answer
+	Out     Outcome
+	Expired bool   // Evict: the record had expired
+	Parts   []part // Txn
+	Version uint64 // Give
+	// versions gives the version of a value, Give: 0 if nobody has learned it.
+	versions     func(key int, value string) uint64
 	Call, Return int64
 }
 
@@ -123,6 +126,20 @@ var model = porcupine.Model{
 				return unknown || e.Out == Exists, v
 			}
 			return unknown || e.Out == OK, e.Value
+		case Give:
+			there := uint64(0)
+			if v != "" {
+				there = e.versions(e.Key, v)
+			}
+			switch {
+			case v == "" || there != 0 && there < e.Version:
+				return unknown || e.Out == OK, e.Value
+			case there != 0:
+				return unknown || e.Out == Conflict, v
+			case e.Out == Conflict:
+				return true, v
+			}
+			return true, e.Value
 		case Del:
 			if v == "" {
 				return unknown || e.Out == NotFound, v

@@ -526,6 +526,21 @@ func (w *World) version(key int, version uint64, value string) {
 	w.versions[version] = x
 }
 
+// versionOf is the version of a key's value, if somebody has learned it, else 0. A value that was given says it itself.
+func (w *World) versionOf(key int, value string) uint64 {
+	var given uint64
+	if n, _ := fmt.Sscanf(value, "given %v", &given); n == 1 {
+		return given
+	}
+	x := fmt.Sprintf("%d=%s", key, value)
+	for version, of := range w.versions {
+		if of == x {
+			return version
+		}
+	}
+	return 0
+}
+
 // atRest is the World as package check reaches it when nothing is under way.
 type atRest struct {
 	w  *World

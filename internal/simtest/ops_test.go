@@ -149,6 +149,8 @@ func (c *cl) next() *running {
 		w.expiring = append(w.expiring, &expiring{e, o.Expiry})
 	case Add:
 		o.Kind, o.Cond, o.Value = index.Put, index.IfAbsent, []byte(e.Value)
+	case Give:
+		c.give(e, o)
 	case Del:
 		o.Kind = index.Delete
 	case CAS, DelIf:
@@ -176,6 +178,18 @@ func (c *cl) next() *running {
 		}
 	}
 	return r
+}
+
+// give has o put a version that no session makes. It is of the past, or 1 to 3 steps after what this client saw last.
+func (c *cl) give(e *Event, o *index.Op) {
+	const nobodys = layout.VersionStep - 1
+	after := uint64(c.values) % 4
+	e.Version = after*layout.VersionStep | nobodys
+	if ref, ok := c.seen[e.Key]; ok && after > 0 {
+		e.Version += ref.version &^ nobodys
+	}
+	e.Value, e.versions = fmt.Sprintf("given %#x", e.Version), c.w.versionOf
+	o.Kind, o.Value, o.Cond, o.IfVersion = index.Put, []byte(e.Value), index.IfOlder, e.Version
 }
 
 // whole is Op.Whole for the client's latest value.
@@ -275,6 +289,12 @@ func (c *cl) answer(r *running) {
 			if op.Part != nil {
 				c.known[e.Key] = op.Part.Known
 			}
+		case Give:
+			if op.Version != e.Version {
+				w.fail(fmt.Errorf("%v: has the version %#x, and %#x was given", e, op.Version, e.Version))
+			}
+			c.seen[e.Key] = ref{op.Version, e.Value}
+			w.version(e.Key, op.Version, e.Value)
 		case Put, PutEx, Add, CAS, Incr, Stream:
 			c.seen[e.Key] = ref{op.Version, e.Value}
 			w.version(e.Key, op.Version, e.Value)

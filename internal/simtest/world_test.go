@@ -61,11 +61,14 @@ const (
 	Watch
 	// Has asks whether the key is there, and by which version.
 	Has
+	// Give is a Put of a version that is given, as a restore has it: a few later than the one that this client saw last,
+	// or of the past. The value is the version's.
+	Give
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
