@@ -61,8 +61,8 @@ const (
 	Watch
 	// Has asks whether the key is there, and by which version.
 	Has
-	// Give is a Put of a version that is given, as a restore has it: a few later than the one that this client saw last,
-	// or of the past. The value is the version's.
+	// Give is a Put of a version that is given, as a restore has it: a few later than the one that this client saw
+	// last, or of the past. The value is the version's.
 	Give
 	expired // in histories only: what the clock did to a PutEx
 )
