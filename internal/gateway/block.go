@@ -171,6 +171,7 @@ type waiter struct {
 	line string        // blocking.line
 	all  bool          // it waits in no turn
 	held bool          // by CLIENT PAUSE, for no keys
+	rest atomic.Bool   // its first look has found nothing: from now on it tries again, and is watched for its going
 	wake chan struct{} // capacity 1: to try
 	end  chan ending   // capacity 1: not to wait any longer
 
@@ -506,6 +507,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 			// Only a client that really waits is watched for its going away, which takes it out of a loop.
 			gone, stop = c.link.WatchPeer()
 			defer stop()
+			x.rest.Store(true)
 		}
 		why, woken := c.awaitKeys(x, paused, timeout, gone)
 		pass = pass || woken
