@@ -178,7 +178,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 					var first *waiter
 					g.waits.mu.Lock()
 					if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil && len(k.lines[0].queue) == 2 {
-						// Who finds something at the first look is not asked whether it is still there.
+						// A client that finds something at its first look is not asked whether it is still there.
 						if two := k.lines[0].queue; two[0].rest.Load() && two[1].rest.Load() {
 							first = two[0]
 						}
