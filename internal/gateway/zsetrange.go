@@ -269,18 +269,25 @@ func writeMember(w *resp.Writer, e collection.ZEntry, withScores bool) {
 	}
 }
 
+// spanOf reads a range from min to max, and finds it in a key's sorted set.
+func spanOf(k *key, args [][]byte, by orderBy) (z collection.ZSet, p collection.Span, err error) {
+	s, err := parseSpan(by, args[2], args[3])
+	if err != nil {
+		return z, p, err
+	}
+	if z, err = k.sortedSet(args[1]); err != nil {
+		return z, p, err
+	}
+	return z, s.at(z, false), nil
+}
+
 // zremRange removes a range.
 // It replies with how many members went, and deletes the key with its last one.
 func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
-	s, err := parseSpan(by, args[2], args[3])
+	z, p, err := spanOf(k, args, by)
 	if err != nil {
 		return err
 	}
-	z, err := k.sortedSet(args[1])
-	if err != nil {
-		return err
-	}
-	p := s.at(z, false)
 	if p.Lo < p.Hi {
 		if err := k.changeSortedSet(z, []collection.Span{p}, nil); err != nil {
 			return err
@@ -293,15 +300,10 @@ func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 // zcount counts a range.
 // It searches both ends, and looks at no member between them.
 func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
-	s, err := parseSpan(by, args[2], args[3])
+	_, p, err := spanOf(k, args, by)
 	if err != nil {
 		return err
 	}
-	z, err := k.sortedSet(args[1])
-	if err != nil {
-		return err
-	}
-	p := s.at(z, false)
 	w.Int(int64(p.Hi - p.Lo))
 	return nil
 }
