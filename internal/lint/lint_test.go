@@ -164,6 +164,7 @@ var imports = []row{
 	{"client/python/tests/adapters", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
 	{"internal/testutil", "", "it is for tests alone"},
+	{"internal/gapload", "client internal/testutil", "it is for tests alone, and a user of the library"},
 	{"internal/livepeak", "", "it is for tests alone"},
 	{"internal/memtest", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
@@ -204,11 +205,12 @@ var only = []row{
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway " +
 		"internal/janitor internal/loop internal/loop/looptest internal/memcached",
 		"what can be done through the public API is done through it, as any user would"},
-	{module + "/internal/testutil", "", "it is for tests alone"},
+	{module + "/internal/testutil", "internal/gapload", "it is for tests alone"},
+	{module + "/internal/gapload", "", "it is for tests alone"},
 	{module + "/internal/loopback", "", "it is for tests alone"},
 	{module + "/internal/livepeak", "", "it is for tests alone"},
 	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest " +
-		"internal/testutil", "it is for tests, and registers flags"},
+		"internal/testutil internal/gapload", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 
@@ -402,7 +404,7 @@ func TestRefusals(t *testing.T) {
 		{imp("client/near", "+client", "+internal/session"), "client/near imports internal/session, but may import " +
 			"only client: a near cache"},
 		{imp("internal/simtest", "+internal/testutil"), "internal/simtest imports " + module +
-			"/internal/testutil, which is for nobody: it is for tests alone"},
+			"/internal/testutil, which is for internal/gapload: it is for tests alone"},
 		{imp("internal/gateway", "+internal/metrics"), "internal/gateway imports " + module +
 			"/internal/metrics, which is for cmd/..."},
 		{imp("rdma/verbs", "C"), "rdma/verbs imports C, which is for nobody"},

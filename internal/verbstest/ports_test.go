@@ -1,18 +1,15 @@
 package verbstest
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/gapload"
 	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -47,11 +44,8 @@ func TestTwoPorts(t *testing.T) {
 	}
 	c := s.client("verbs", 2, client.Options{Lanes: 2, OpTimeout: 30 * time.Second,
 		Devices: []*rdma.Device{openDevice(t, "verbs", 2, nil, nil), openDevice(t, "verbs", 3, nil, nil)}})
-	l := &gapLoad{t: t, c: c, stop: make(chan struct{})}
-	for w := range 2 {
-		l.wg.Go(func() { l.run(w) })
-	}
-	defer l.halt()
+	l := gapload.Start(t, c, 2, 80<<10)
+	defer l.Halt()
 	// Of a lane each connection has another port at both ends.
 	inUse := func() string {
 		used := map[string]int{}
@@ -70,82 +64,19 @@ func TestTwoPorts(t *testing.T) {
 		return ""
 	}
 	testutil.UntilNone(t, "all ports are in use", inUse)
-	l.progress(4)
-	l.gap.Store(0) // connecting for the first time is slow under emulation
+	l.Progress(4)
+	l.Forget() // connecting for the first time is slow under emulation
 	var back time.Duration
 	for i := range pulls {
 		port := 1 + i%2*2 // n1 is the memory node's, n3 the client's
 		setLink(t, port, "down")
-		l.progress(8)
+		l.Progress(8)
 		setLink(t, port, "up")
 		begin := time.Now()
 		testutil.UntilNone(t, fmt.Sprintf("n%d is in use again", port), inUse)
 		back = max(back, time.Since(begin))
-		l.progress(60) // a port that fails as soon as it is in use would be left alone for a while
+		l.Progress(60) // a port that fails as soon as it is in use would be left alone for a while
 	}
-	l.halt()
-	t.Logf("%d pulls, %d operations, %d failed; longest gap %v; all ports were in use again after %v at most", pulls,
-		l.done.Load(), l.failed.Load(), time.Duration(l.gap.Load()), back)
-}
-
-// gapLoad writes and reads short and long values, and notes how long an operation took at most.
-type gapLoad struct {
-	t            *testing.T
-	c            *client.Client
-	stop         chan struct{}
-	once         sync.Once
-	wg           sync.WaitGroup
-	done, failed atomic.Int64
-	gap          atomic.Int64 // nanoseconds
-}
-
-func (l *gapLoad) run(w int) {
-	pace := time.NewTicker(50 * time.Millisecond)
-	defer pace.Stop()
-	for i := 0; ; i++ {
-		select {
-		case <-l.stop:
-			return
-		case <-pace.C:
-		}
-		key := fmt.Appendf(nil, "%d-%d", w, i%64)
-		value := bytes.Repeat([]byte{byte(i), byte(w)}, [...]int{50, 40 << 10}[i%2])
-		begin := time.Now()
-		_, err := l.c.Put(context.Background(), key, value, client.PutOptions{})
-		l.judgeResult("put", key, begin, err)
-		begin = time.Now()
-		it, err := l.c.Get(context.Background(), key)
-		if err == nil && !bytes.Equal(it.Value, value) {
-			err = fmt.Errorf("a value of %d bytes that is another", len(it.Value))
-		}
-		l.judgeResult("get", key, begin, err)
-	}
-}
-
-func (l *gapLoad) judgeResult(what string, key []byte, begin time.Time, err error) {
-	took := time.Since(begin).Nanoseconds()
-	for was := l.gap.Load(); took > was && !l.gap.CompareAndSwap(was, took); was = l.gap.Load() {
-	}
-	if err != nil {
-		l.failed.Add(1)
-		l.t.Errorf("%s of %s: %v", what, key, err)
-	}
-	l.done.Add(1)
-}
-
-// progress waits until n more operations have ended.
-func (l *gapLoad) progress(n int64) {
-	l.t.Helper()
-	from := l.done.Load()
-	testutil.Until(l.t, fmt.Sprintf("%d more operations", n), func() bool {
-		return l.done.Load() >= from+n || l.failed.Load() > 0
-	})
-	if l.failed.Load() > 0 {
-		l.t.FailNow()
-	}
-}
-
-func (l *gapLoad) halt() {
-	l.once.Do(func() { close(l.stop) })
-	l.wg.Wait()
+	l.Halt()
+	t.Logf("%d pulls, %v; all ports were in use again after %v at most", pulls, l, back)
 }
