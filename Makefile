@@ -268,8 +268,8 @@ soak: ## namespaces, sessions, scripts and subscriptions come and go for SOAK (3
 CROWD ?= 5
 
 .PHONY: test-crowd
-test-crowd: ## 10,000 idle and 1,000 hostile connections before each listener: memory, and latency beside them in CROWD rounds, in a table
-	KVD_CROWD=$(CROWD) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 10m -run TestCrowdsInFull ./cmd/kvd
+test-crowd: ## 10,000 idle and 1,000 hostile connections before each listener: memory, and latency beside them in CROWD rounds, in a table; GANG="large replies" for those alone
+	KVD_CROWD=$(CROWD) KVD_GANG='$(GANG)' CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 10m -run TestCrowdsInFull ./cmd/kvd
 
 # Two memory nodes of 32 pages, and some to spare. -p 1: the tests count the machine's pages.
 .PHONY: test-pages

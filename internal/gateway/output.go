@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/poll"
 )
 
 // output is what a connection has still to send. Replies go to the socket at once if
@@ -338,7 +339,8 @@ func (o *output) sendAll(b []byte, turns bool) error {
 	return nil
 }
 
-// writeInTurn writes some of p, in a turn of those who write.
+// writeInTurn writes some of p, in a turn of those who write. Those who wait for a processor have it before the next
+// part: a request that needs microseconds would wait until the socket takes no more, after megabytes.
 func (o *output) writeInTurn(raw syscall.RawConn, p []byte) (n int, err error) {
 	cerr := raw.Write(func(fd uintptr) bool {
 		o.turns <- struct{}{}
@@ -346,6 +348,7 @@ func (o *output) writeInTurn(raw syscall.RawConn, p []byte) (n int, err error) {
 		<-o.turns
 		return err != loop.ErrNothing
 	})
+	poll.Yield()
 	if cerr != nil {
 		return n, cerr
 	}

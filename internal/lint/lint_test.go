@@ -138,12 +138,12 @@ var imports = []row{
 	{"internal/number", "", "it reads text"},
 	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/hotkeys " +
 		"internal/inside internal/loop internal/luascript internal/netsrv internal/number internal/ordered " +
-		"internal/peers internal/rdb internal/redis/args internal/resp internal/units",
+		"internal/peers internal/poll internal/rdb internal/redis/args internal/resp internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/redis/args", "internal/resp", "arguments are text, whatever key and connection they are about"},
 	{"internal/luascript", "internal/number internal/resp internal/units",
 		"it runs scripts, whatever their commands are"},
-	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/units",
+	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/poll internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/patient", "client", "it goes through a store as any user of the library could"},

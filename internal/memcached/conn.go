@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/poll"
 )
 
 // conn is one connection; what serves it at the moment alone uses it.
@@ -220,11 +221,14 @@ func (in input) Read(p []byte) (int, error) {
 
 type output struct{ c *conn }
 
+// turnBytes is how much of an answer is written before others have the processor. It is what a writer holds.
+const turnBytes = 72 << 10
+
 func (out output) Write(p []byte) (int, error) {
 	c := out.c
 	sent := 0
 	if c.link.Looped() {
-		sent = c.link.Write(p)
+		sent = c.link.Write(p[:min(len(p), turnBytes)])
 		c.s.stats.bytesWrote.Add(uint64(sent))
 		if sent == len(p) {
 			return sent, nil
@@ -236,9 +240,18 @@ func (out output) Write(p []byte) (int, error) {
 		nil {
 		return sent, err
 	}
-	n, err := nc.Write(p[sent:])
-	c.s.stats.bytesWrote.Add(uint64(n))
-	return sent + n, err
+	for sent < len(p) {
+		if sent > 0 {
+			poll.Yield()
+		}
+		n, err := nc.Write(p[sent:min(len(p), sent+turnBytes)])
+		c.s.stats.bytesWrote.Add(uint64(n))
+		sent += n
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
 }
 
 // flushAnswers performs what waits and sends all answers.
@@ -265,7 +278,7 @@ func (c *conn) out() *bufio.Writer {
 	return c.w
 }
 
-var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 72<<10) }}
+var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, turnBytes) }}
 
 // readLine returns the next line without its end; it is valid until r is used.
 func (c *conn) readLine() ([]byte, error) {

@@ -10,3 +10,12 @@
 // runtime's poller has to find a thread for the goroutine first. Redis's event
 // loop (ae.c) is the model.
 package poll
+
+import "runtime"
+
+// Yield lets the goroutines and the threads that wait for a processor run first. It is for whoever moves megabytes
+// beside requests that need microseconds. They have to wait otherwise where the kernel does not preempt system calls.
+func Yield() {
+	runtime.Gosched()
+	yieldThread()
+}

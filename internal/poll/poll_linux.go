@@ -86,9 +86,11 @@ func (p *Poller) Look(d time.Duration) bool {
 		case time.Since(began) >= d:
 			return false
 		}
-		_, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		yieldThread()
 	}
 }
+
+func yieldThread() { _, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // Wait returns the descriptors that can be read, or have ended, when there are some. It also says whether
 // Wake was called since the last time. After d, which has the grain of a millisecond, it returns none. A

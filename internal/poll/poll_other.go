@@ -10,6 +10,8 @@ import (
 
 var errNoEpoll = fmt.Errorf("epoll: %w", errors.ErrUnsupported)
 
+func yieldThread() {}
+
 // Poller exists on Linux only.
 type Poller struct{}
 
