@@ -72,5 +72,6 @@ const txnPrefix = "txn"
 
 // hunted reports whether a scope is searched.
 func hunted(name string) bool {
-	return strings.HasPrefix(name, *flagHuntIn) && (*flagHuntIn == txnPrefix || !strings.HasPrefix(name, txnPrefix))
+	return strings.HasPrefix(name, *flagHuntIn) &&
+		(strings.HasPrefix(*flagHuntIn, txnPrefix) || !strings.HasPrefix(name, txnPrefix))
 }

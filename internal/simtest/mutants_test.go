@@ -257,6 +257,31 @@ var mutants = []mutant{
 		[]edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
 }
 
+// near names a scope for each mistake that a search of all scopes finds after many seconds only.
+var near = map[string]string{
+	"apart-no-slot-check":         "watch-reuse-all",
+	"apart-not-cleared":           "apart",
+	"apart-not-detached":          "apart-r2",
+	"draft-in-another-epoch":      "stream-loss",
+	"draft-linked-and-given-back": "stream",
+	"draft-survives-recall":       "stream-recall",
+	"hinted-decided-given-up":     "apart-r2",
+	"part-any-slot":               "stream-reuse",
+	"pins-of-another-key":         "pins-slot",
+	"scan-one-grown":              "scan-grow",
+	"txn-joiner-has-chunks":       "txn-r2-rejoin-long",
+	"txn-overturned":              "txn-r3-loss",
+	"txn-recall-skips-chunks":     "txn-long-recall",
+	"txn-seq-restarts":            "txn-r2-heirs-restart",
+	"txn-sweep-frees-what-stays":  "txn-long-recall",
+	"txn-sync-without-chunks":     "txn-long-r3-loss",
+	"unlock-lost-with-second":     "bulk",
+	"up-order":                    "beside-r3",
+	"view-not-counted":            "watch-zombie",
+	"view-without-lease":          "watch-zombie",
+	"words-torn-in-segments":      "scan-grow",
+}
+
 // TestMutants switches on one mistake in the protocol at a time; the searches must notice
 // every one.
 func TestMutants(t *testing.T) {
@@ -282,6 +307,9 @@ func TestMutants(t *testing.T) {
 		}
 		if strings.HasPrefix(m.rule, "transaction") {
 			args = append(args, "-hunt-in", txnPrefix)
+		}
+		if scope := near[m.name]; scope != "" {
+			args = append(args, "-hunt-in", scope)
 		}
 		hunt(t, m, root, "internal/simtest", bin, "TestHunt", args...)
 	}

@@ -348,11 +348,16 @@ func (d *device) setUp() error {
 }
 
 // fabric is how packets go. It asks for the P_Key, since a QP with an index of none would fail later, or reach nobody.
+// iWARP has no partitions.
 func (d *device) fabric() (*driver.Fabric, error) {
 	f := &d.o.Fabric
 	var pkey C.uint16_t
-	rc := C.kvd_query_pkey(d.ctx, C.int(d.port.Number), C.int(f.PKeyIndex), &pkey)
-	if rc != 0 || pkey&0x7fff == 0 {
+	if d.iwarp() {
+		if f.PKeyIndex != 0 {
+			return nil, fmt.Errorf("PKeyIndex is %d, and iWARP has no P_Keys", f.PKeyIndex)
+		}
+	} else if rc := C.kvd_query_pkey(d.ctx, C.int(d.port.Number), C.int(f.PKeyIndex), &pkey); rc != 0 ||
+		pkey&0x7fff == 0 {
 		why := errors.New("the entry is empty")
 		if rc != 0 {
 			why = syscall.Errno(rc)
