@@ -218,6 +218,7 @@ tools: engine chromium release-tools qemu-user ## install, as root on Debian, wh
 	$(BENCH_NATIVE_TOOLS)
 	@$(MAKE) -s python-tools
 	$(VERBS_VM)/fetch.sh $(or $(KVD_VM_KERNEL),6.12) $(VERBS_ADVERSARY)
+	$(if $(VERBS_IWARP),$(VERBS_VM)/siw.sh)
 
 .PHONY: test-compat
 test-compat: ## real clients and other people's suites against the gateway (Debian; as root it installs them)
@@ -403,8 +404,8 @@ lint-verbs: verbs-headers
 # atomics are worse than the specification allows, for the provider alone. Empty: none.
 VERBS_ADVERSARY ?= 6.1
 VERBS_SELFTEST ?= 1
-# VERBS_IWARP=1 adds parts over siw, where a WR is now and then never completed.
-VERBS_IWARP ?=
+# The parts over siw, which is compiled for them. Empty: none.
+VERBS_IWARP ?= 1
 VERBS_RUN = $(VERBS_VM)/run.sh -t 1500 -m 3072
 
 .PHONY: test-verbs

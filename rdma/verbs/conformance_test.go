@@ -21,7 +21,7 @@ func needAdapters(t testing.TB) {
 // needIWARP is needAdapters for siw's, which are in a virtual machine of their own.
 func needIWARP(t testing.TB) {
 	if os.Getenv("KVD_VERBS") != "siw" {
-		t.Skip("needs two iWARP adapters, siw0 and siw1: make test-verbs VERBS_IWARP=1")
+		t.Skip("needs two iWARP adapters, siw0 and siw1: make test-verbs")
 	}
 }
 
