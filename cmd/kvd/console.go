@@ -39,14 +39,14 @@ func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
 // clusterPage shows st, and how long each job will take, as far as that is known.
 func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Page {
 	line, mend := overview.Summary(st)
-	pictures := []httpd.Picture{nodesPicture(st), groupsPicture(st), shardsPicture(st)}
+	pictures := []httpd.Picture{namespacesPicture(st), nodesPicture(st), groupsPicture(st), shardsPicture(st)}
 	if len(st.GetJobs()) > 0 {
 		pictures = append([]httpd.Picture{jobsPicture(st, left)}, pictures...)
 	}
 	return httpd.Page{
 		Health:   httpd.Health{Well: overview.VerdictOf(st) == overview.Healthy, Text: line, Mend: mend},
 		Pictures: pictures,
-		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st),
+		Tables: []httpd.Table{problemsTable(st), namespacesTable(st), nodesTable(st), membersTable(st), memoryTable(st),
 			groupsTable(st), shardsTable(st), jobsTable(st, left),
 			tenantsTable(st), sessionsTable(st)},
 	}
@@ -66,6 +66,26 @@ func memoryParts(m *overview.Memory) []httpd.Part {
 
 func part(kind string, n uint64) httpd.Part {
 	return httpd.Part{Kind: kind, Size: float64(n), Text: kind + " " + size(n)}
+}
+
+func namespacesPicture(st *dirpb.StatusReply) httpd.Picture {
+	p := httpd.Picture{Title: "Memory of each namespace"}
+	of := make(map[string]*overview.Memory)
+	for _, m := range overview.Sums(overview.Memories(st)) {
+		of[m.Namespace] = m
+	}
+	for _, ns := range overview.Namespaces(st) {
+		b := httpd.Bar{Label: ns.Name, Bad: ns.Losses > 0 || ns.Missing > 0,
+			Note: fmt.Sprintf("%s, copies: %d, shards: %d, sessions: %d", ns.Mode, ns.Replicas, ns.Shards, ns.Live)}
+		if m := of[ns.Name]; m != nil {
+			b.Parts = memoryParts(m)
+			if m.Known && m.Heap > 0 {
+				b.Note += fmt.Sprintf(", %s of %s live", size(m.Live), size(m.Heap))
+			}
+		}
+		p.Bars = append(p.Bars, b)
+	}
+	return p
 }
 
 func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
@@ -321,6 +341,17 @@ func memnodeCharts() []httpd.Chart {
 func processChart() httpd.Chart {
 	return httpd.Chart{Title: "Process", Unit: "% of a processor",
 		Lines: []httpd.Line{{Name: "all of it", Of: []string{"process_cpu_seconds_total"}, Times: 100}}}
+}
+
+// distinctCharts puts the charts of several roles in one process together, of which each has one of the process.
+func distinctCharts(roles ...[]httpd.Chart) []httpd.Chart {
+	var all []httpd.Chart
+	for _, c := range slices.Concat(roles...) {
+		if !slices.ContainsFunc(all, func(x httpd.Chart) bool { return x.Title == c.Title }) {
+			all = append(all, c)
+		}
+	}
+	return all
 }
 
 func yes(b bool) string {

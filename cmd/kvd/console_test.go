@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 )
@@ -320,7 +323,7 @@ func TestPageOfNewsInBrowser(t *testing.T) {
 // there.
 const look = `<script>
 const seen = new MutationObserver(() => {
-  if (!document.getElementById("p3")) return; // the last picture
+  if (!document.getElementById("p4")) return; // the last picture
   seen.disconnect();
   const all = (q) => [...document.querySelectorAll(q)];
   const say = (name, list) => document.body.setAttribute("data-" + name, list.join("|"));
@@ -343,28 +346,92 @@ func TestPageLayoutInBrowser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	web := withScript(t, page, look)
+	for _, size := range []string{"500,1000", "1600,1000"} {
+		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
+		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`,
+			fmt.Sprintf(`data-pictures="%d"`, 18+len(st.Jobs)+len(st.Map.Namespaces))} {
+			if !strings.Contains(dom, w) {
+				_, body, _ := strings.Cut(dom, "<body")
+				t.Errorf("%s: no %s: %.600s", size, w, body)
+			}
+		}
+	}
+}
+
+// withScript serves a page with a script of a test behind it.
+func withScript(t *testing.T, page *url.URL, script string) *httptest.Server {
 	proxy := httputil.NewSingleHostReverseProxy(page)
 	proxy.ModifyResponse = func(r *http.Response) error {
-		r.Header.Del("Content-Security-Policy") // it would refuse the script of this test
+		r.Header.Del("Content-Security-Policy") // it would refuse the script
 		if r.Request.URL.Path != "/" {
 			return nil
 		}
 		b, err := io.ReadAll(r.Body)
-		b = append(b, look...)
+		b = append(b, script...)
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
 		r.Header.Set("Content-Length", strconv.Itoa(len(b)))
 		return err
 	}
 	web := httptest.NewServer(proxy)
-	defer web.Close()
-	for _, size := range []string{"500,1000", "1600,1000"} {
-		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
-		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`,
-			fmt.Sprintf(`data-pictures="%d"`, 18+len(st.Jobs))} {
-			if !strings.Contains(dom, w) {
-				_, body, _ := strings.Cut(dom, "<body")
-				t.Errorf("%s: no %s: %.600s", size, w, body)
-			}
+	t.Cleanup(web.Close)
+	return web
+}
+
+// sorts clicks the head of a column again and again, and tells what the column has each time.
+const sorts = `<script>
+const seen = new MutationObserver(() => {
+  const table = [...document.querySelectorAll("#tables section")].find((s) => s.querySelector("h2").textContent === "Memory");
+  const at = [...(table?.querySelectorAll("th") ?? [])].findIndex((h) => h.textContent === "live");
+  const th = table?.querySelectorAll("th")[at];
+  if (!th?.firstElementChild) return;
+  seen.disconnect();
+  const cells = () => [...table.querySelectorAll("tbody tr")].map((r) => r.children[at].textContent).join("|");
+  document.body.setAttribute("data-before", cells());
+  for (const name of ["first", "second", "third"]) {
+    th.firstElementChild.click();
+    document.body.setAttribute("data-" + name, th.getAttribute("aria-sort") + "|" + cells());
+  }
+  document.body.setAttribute("data-ticks", [...document.querySelectorAll("#charts .ticks span")].map((e) => e.textContent).join("|"));
+});
+seen.observe(document.getElementById("tables"), { childList: true, subtree: true });
+</script>`
+
+// A click on the head of a column sorts a table by it, first from above, then from below, then not. A chart's axis has numbers.
+func TestPageSortsInBrowser(t *testing.T) {
+	s := servePage(t, simulations()["busy"])
+	s.Chart(httpd.Chart{Title: "Chart", Unit: "MiB", Lines: []httpd.Line{{Name: "line", Of: []string{"none"}}}})
+	page, err := url.Parse("http://" + s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom := browser(t, withScript(t, page, sorts).URL, "--dump-dom")
+	column := func(name string) []string {
+		_, v, _ := strings.Cut(dom, "data-"+name+`="`)
+		v, _, _ = strings.Cut(v, `"`)
+		return strings.Split(v, "|")
+	}
+	bytesOf := func(a, b string) int {
+		x, errX := config.ParseSize(a)
+		y, errY := config.ParseSize(b)
+		if err := errors.Join(errX, errY); err != nil {
+			t.Fatal(err)
+		}
+		return cmp.Compare(x, y)
+	}
+	before := column("before")
+	up := slices.SortedStableFunc(slices.Values(before), bytesOf)
+	down := slices.Clone(up)
+	slices.Reverse(down)
+	if len(before) < 3 || slices.Equal(before, up) || slices.Equal(before, down) {
+		t.Fatalf("%q show nothing", before)
+	}
+	for name, want := range map[string][]string{
+		"first": append([]string{"descending"}, down...), "second": append([]string{"ascending"}, up...),
+		"third": append([]string{"none"}, before...), "ticks": {"1", "0.5", "0"},
+	} {
+		if got := column(name); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 }

@@ -126,7 +126,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	if err := web.Register(cs...); err != nil {
 		return err
 	}
-	web.Chart(slices.Concat(gatewayCharts(), directoryCharts(), memnodeCharts())...)
+	web.Chart(distinctCharts(gatewayCharts(), directoryCharts(), memnodeCharts())...)
 	web.Serving(stopping(ctx, func() error {
 		return errors.Join(directoryReady(d), g.ready(), b.ready())
 	}), withTables(directoryPage(d), func() []httpd.Table { return append(g.tables(), b.tables()...) }))

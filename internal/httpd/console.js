@@ -99,11 +99,16 @@ function setPicture(i, p, changed) {
 
 const short = (v) => v >= 100 ? String(Math.round(v)) : String(Number(v.toPrecision(3)));
 
-// lines draws a chart: each line is broken where there is no value.
-function lines(c, width, height) {
-  let most = 0;
-  for (const l of c.lines) for (const v of l.values) if (v !== null && v > most) most = v;
-  const out = [];
+// roundUp gives the least of 1, 2, 5, 10, 20... and their tenths that is not below v: an axis ends there.
+function roundUp(v) {
+  if (!(v > 0)) return 1;
+  const ten = 10 ** Math.floor(Math.log10(v));
+  return ([1, 2, 5].find((m) => m * ten >= v) ?? 10) * ten;
+}
+
+// lines draws a chart up to the value top: each line is broken where there is no value.
+function lines(c, top, width, height) {
+  const out = [0, 0.5].map((y) => svg("path", { d: `M0 ${y * height}H${width}`, class: "grid" }));
   c.lines.forEach((l, n) => {
     let run = [];
     const flush = () => {
@@ -114,26 +119,34 @@ function lines(c, width, height) {
     l.values.forEach((v, i) => {
       if (v === null) return flush();
       const x = width * (i + 1) / l.values.length;
-      run.push(x.toFixed(1) + "," + (most > 0 ? height - v / most * (height - 4) - 2 : height - 2).toFixed(1));
+      run.push(x.toFixed(1) + "," + (height * (1 - v / top)).toFixed(1));
     });
     flush();
   });
-  return [out, most];
+  return out;
 }
 
+// axis has the texts of a chart's axis, from one end to the other. Screen readers have them in the chart's name.
+const axis = (name, texts) => html("div", { class: name, "aria-hidden": "true" }, ...texts.map((x) => html("span", {}, x)));
+
 function chart(c, i) {
-  const [drawn, most] = lines(c, 600, 120);
+  let most = 0;
+  for (const l of c.lines) for (const v of l.values) if (v !== null && v > most) most = v;
+  const top = roundUp(most);
   const now = c.lines.map((l) => {
     const v = l.values.length ? l.values[l.values.length - 1] : null;
     return l.name + " " + (v === null ? "-" : short(v) + " " + c.unit);
   });
   const count = Math.max(0, ...c.lines.map((l) => l.values.length));
-  const over = count ? `of the last ${Math.round(count * c.every_seconds / 6) / 10} minutes` : "none yet";
+  const minutes = count * c.every_seconds / 60;
+  const over = count ? `of the last ${Math.round(minutes * 10) / 10} minutes` : "none yet";
+  const ago = (m) => m >= 1 ? short(m) + " min ago" : m > 0 ? Math.round(m * 60) + " s ago" : "now";
   const legendOf = html("p", { class: "legend" }, ...now.map((text, n) =>
     html("span", {}, svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("path", { d: "M0 5H10", "stroke-width": 3, class: "stroke" + n % 3 })), text)));
   return html("section", { class: "chart", "aria-labelledby": "c" + i }, html("h2", { id: "c" + i }, c.title),
-    svg("svg", { role: "img", "aria-label": `${c.title}, ${over}: now ${now.join(", ")}; at most ${short(most)} ${c.unit}`, viewBox: "0 0 600 120", preserveAspectRatio: "none" }, ...drawn),
-    legendOf, html("p", { class: "more" }, `${over}; at most ${short(most)} ${c.unit}`));
+    html("p", { class: "unit", "aria-hidden": "true" }, c.unit), axis("ticks", [top, top / 2, 0].map(short)),
+    svg("svg", { role: "img", "aria-label": `${c.title}, ${over}: now ${now.join(", ")}; at most ${short(most)} ${c.unit}`, viewBox: "0 0 600 120", preserveAspectRatio: "none" }, ...lines(c, top, 600, 120)),
+    axis("times", [minutes, minutes / 2, 0].map(ago)), legendOf, html("p", { class: "more" }, `${over}; at most ${short(most)} ${c.unit}`));
 }
 
 const none = ["none"]; // the row of a table without any
@@ -146,17 +159,69 @@ function setRow(list, i, cells, tag, attrs) {
   cells.forEach((c, j) => setText(part(tr, j, () => html(tag, attrs)), c));
 }
 
+// amount is the number that a cell shows, in bytes or seconds if it has such a unit; NaN if it shows none.
+const units = { "": 1, "%": 1, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1 };
+function amount(cell) {
+  const m = /^(-?[\d.]+) ?([a-zA-Zµ%]*)$/.exec(cell ?? "");
+  return m ? Number(m[1]) * (units[m[2]] ?? NaN) : NaN;
+}
+
+// order gives the places of a table's rows as somebody wants them sorted: numbers by size, and behind them text.
+function order(rows, by) {
+  const all = [...rows.keys()];
+  if (!by) return all;
+  const sign = by.down ? -1 : 1;
+  return all.sort((i, j) => {
+    const [a, b] = [rows[i][by.column], rows[j][by.column]];
+    const [x, y] = [amount(a), amount(b)];
+    if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1;
+    return sign * (isNaN(x) ? String(a).localeCompare(String(b)) : x - y) || i - j;
+  });
+}
+
+const sorted = new Map(); // by a table's title: {column, down}
+
+// sortBy sorts a table by a column, the greatest first; then the least first; then as the process has it.
+function sortBy(i, column) {
+  const t = known?.tables[i];
+  if (!t) return;
+  const by = sorted.get(t.title);
+  if (by?.column !== column) sorted.set(t.title, { column, down: true });
+  else if (by.down) by.down = false;
+  else sorted.delete(t.title);
+  setTable(i, t, t.rows.keys());
+}
+
+// setHeader has a button in each head of a column, which sorts by it.
+function setHeader(list, i, t) {
+  const tr = part(list, 0, () => html("tr"));
+  const by = sorted.get(t.title);
+  cut(tr, t.header.length);
+  t.header.forEach((name, j) => {
+    const th = part(tr, j, () => html("th", { scope: "col" }));
+    if (!th.firstElementChild) {
+      const button = html("button", { type: "button" });
+      button.addEventListener("click", () => sortBy(i, j));
+      th.replaceChildren(button);
+    }
+    setText(th.firstElementChild, name);
+    setAttr(th, "aria-sort", by?.column !== j ? "none" : by.down ? "descending" : "ascending");
+  });
+}
+
 // setTable shows a table of which the rows in changed, by their places, are others than before. The region that has the
 // keyboard's focus stays in place.
 function setTable(i, t, changed) {
   const at = part(document.getElementById("tables"), i, () => html("section", {}, html("h2", { id: "t" + i }),
     html("div", { class: "scroll", role: "region", "aria-labelledby": "t" + i, tabindex: 0 }, html("table", {}, html("thead"), html("tbody")))));
   setText(at.querySelector("h2"), t.title);
-  setRow(at.querySelector("thead"), 0, t.header, "th", { scope: "col" });
+  setHeader(at.querySelector("thead"), i, t);
   const body = at.querySelector("tbody");
   if (t.rows.length) {
     cut(body, t.rows.length);
-    for (const j of changed) setRow(body, j, t.rows[j], "td");
+    const by = sorted.get(t.title);
+    if (by) order(t.rows, by).forEach((from, to) => setRow(body, to, t.rows[from], "td"));
+    else for (const j of changed) setRow(body, j, t.rows[j], "td");
   } else {
     cut(body, 1);
     setRow(body, 0, none, "td");
