@@ -397,7 +397,8 @@ const seen = new MutationObserver(() => {
 seen.observe(document.getElementById("tables"), { childList: true, subtree: true });
 </script>`
 
-// A click on the head of a column sorts a table by it, first from above, then from below, then not. A chart's axis has numbers.
+// A click on the head of a column sorts a table by it, first from above, then from below, then not. A chart has an axis
+// with numbers.
 func TestPageSortsInBrowser(t *testing.T) {
 	s := servePage(t, simulations()["busy"])
 	s.Chart(httpd.Chart{Title: "Chart", Unit: "MiB", Lines: []httpd.Line{{Name: "line", Of: []string{"none"}}}})
