@@ -66,18 +66,18 @@ func bitAt(value []byte, at int64) int64 {
 
 // lengthened is the value in a buffer that may be written to, with zeros behind it so that it has at least n bytes.
 // n is in bytes. The caller calls set, for the change to count.
-func (k *key) lengthened(n int) ([]byte, bool) {
+func (k *key) lengthened(n int) ([]byte, error) {
 	had := len(k.value)
-	b, ok := k.mutable(max(n, had))
-	if !ok {
-		return nil, false
+	b, err := k.mutable(max(n, had))
+	if err != nil {
+		return nil, err
 	}
 	if n > had {
 		b = b[:n]
 		clear(b[had:])
 	}
 	k.own = b
-	return b, true
+	return b, nil
 }
 
 // bitPart is the byte of a value of n bytes that GETBIT needs.
@@ -106,9 +106,9 @@ func cmdSetBit(k *key, args [][]byte, w *resp.Writer) error {
 		w.Int(was)
 		return nil
 	}
-	b, ok := k.lengthened(int(at>>3) + 1)
-	if !ok {
-		return nil
+	b, err := k.lengthened(int(at>>3) + 1)
+	if err != nil {
+		return err
 	}
 	mask := byte(1) << (7 - at&7)
 	if b[at>>3] &^= mask; on == 1 {
@@ -376,12 +376,12 @@ func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) error {
 	}
 	v := k.value
 	if end > 0 {
-		var ok bool
+		var err error
 		if end > k.maxValue {
 			return refusal(errBitOffset)
 		}
-		if v, ok = k.lengthened(end); !ok {
-			return nil
+		if v, err = k.lengthened(end); err != nil {
+			return err
 		}
 		k.set(v, k.expires)
 	}
@@ -518,7 +518,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) error {
 	}
 	if n > d.room {
 		d.want = n
-		return nil
+		return errRoom
 	}
 	// The sources stay as they are; the destination may be one of them.
 	out := make([]byte, n)

@@ -51,9 +51,10 @@ type blocking struct {
 	reads bool
 	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
 	one bool
-	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied.
-	// again says that the client has waited: a key of a wrong type is then like none, as in Redis.
-	try func(t *staged, names [][]byte, again bool, w *resp.Writer) bool
+	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied,
+	// unless the error is its reply. again says that the client has waited: a key of a wrong type is then like none, as
+	// in Redis.
+	try func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
 }
 
 // blockingOn makes a command that waits. parse has all of its arguments and may keep them; it returns the error reply
@@ -67,7 +68,11 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 			return refusal(bad)
 		case b.reads && b.timeout != noWait && t.scripted:
 			return refusal("ERR " + name + " command is not allowed with BLOCK option from scripts")
-		case b.try(t, b.names, false, w):
+		}
+		switch found, err := b.try(t, b.names, false, w); {
+		case err != nil:
+			return err
+		case found:
 		case b.one:
 			w.Null()
 		default:
@@ -83,8 +88,8 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 // is none. The first key is most often the one, so that the others are read when they are needed. That those before it
 // are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
 // other's way.
-func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Writer,
-	pop func(k *key, name []byte)) bool {
+func firstOf(t *staged, names [][]byte, typ client.Type, again bool,
+	pop func(k *key, name []byte) error) (found bool, err error) {
 	for i, name := range names {
 		if i == 1 {
 			t.load(names[1:]...)
@@ -96,15 +101,16 @@ func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Wri
 		k := look(name)
 		switch {
 		case t.failed():
-			return true
+			return true, nil
 		case !k.present, again && k.typ != typ:
 			continue
-		case k.is(typ, w):
-			pop(t.key(name), name)
 		}
-		return true
+		if err := k.typed(typ); err != nil {
+			return true, err
+		}
+		return true, pop(t.key(name), name)
 	}
-	return false
+	return false, nil
 }
 
 // waits are the clients of a gateway that wait. Its methods may be called concurrently.
@@ -590,9 +596,11 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
 		defer t.noteChanges(cmd, args, &t.out)()
 		t.mayWait, t.waited = true, again
-		switch found := b.try(t, names, again, &t.out); {
+		found, err := b.try(t, names, again, &t.out)
+		writeRefusal(&t.out, err)
+		switch {
 		case t.err != nil:
-		case !found:
+		case !found && err == nil:
 			t.err = errNothing
 		case again && c.link.PeerGone():
 			t.err = errGone

@@ -20,7 +20,7 @@ func cmdDump(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	v, err := partsOf(k.typ, k.value)
 	if err != nil {
-		return refusal(collectionError(k.typ, args[1], err))
+		return collectionError(k.typ, args[1], err)
 	}
 	w.Bulk(rdb.Append(nil, v))
 	return nil
@@ -105,7 +105,7 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
 	v, err := rdb.Parse(args[3], k.room)
 	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
 		k.want = most // it may be only that there is little room
-		return nil
+		return errRoom
 	}
 	var value []byte
 	var t client.Type
@@ -118,7 +118,7 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
 	case errors.Is(err, rdb.ErrFormat):
 		return refusal("ERR Bad data format")
 	case err != nil:
-		return refusal(collectionError(t, args[1], err))
+		return collectionError(t, args[1], err)
 	}
 	if ttl != 0 && !a.absolute {
 		ttl += k.now

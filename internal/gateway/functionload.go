@@ -10,7 +10,6 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/rdb"
-	"github.com/kvd-project/kvd/internal/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -190,26 +189,25 @@ func (t *staged) librariesKey() *stagedKey {
 	return k
 }
 
-// setLibraries writes libraries, and reports whether that can be done; if not, w has the error.
-// false may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
-func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
+// setLibraries writes libraries, if that can be done.
+// The error may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
+func (k *stagedKey) setLibraries(set *librarySet) error {
 	if len(set.libraries) == 0 {
 		if k.present {
 			k.delete()
 		}
-		return true
+		return nil
 	}
 	payload := set.payload()
 	switch most := min(maxLibraries, k.maxValue); {
 	case len(payload) > most:
-		w.Error(fmt.Sprintf("ERR kvd: libraries of functions of %s; all together may have %s",
+		return refusal(fmt.Sprintf("ERR kvd: libraries of functions of %s; all together may have %s",
 			units.Bytes(len(payload)), units.Bytes(most)))
-		return false
 	case len(payload) > k.room:
 		k.want = len(payload)
-		return false
+		return errRoom
 	}
 	k.flags = 0
 	k.setAs(client.Plain, payload, 0)
-	return true
+	return nil
 }

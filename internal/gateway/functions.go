@@ -257,9 +257,10 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	if taken := set.add(l); taken != "" {
 		return refusal("ERR Function " + taken + " already exists")
 	}
-	if k.setLibraries(set, w) {
-		w.BulkString(name)
+	if err := k.setLibraries(set); err != nil {
+		return err
 	}
+	w.BulkString(name)
 	return nil
 }
 
@@ -274,9 +275,10 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Library not found")
 	}
 	set.remove(name)
-	if k.setLibraries(set, w) {
-		w.OK()
+	if err := k.setLibraries(set); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
@@ -290,10 +292,14 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 	case len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async"):
 		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
-	if k := t.librariesKey(); !t.failed() {
-		k.setLibraries(newLibrarySet(), w)
-		w.OK()
+	k := t.librariesKey()
+	if t.failed() {
+		return t.err
 	}
+	if err := k.setLibraries(newLibrarySet()); err != nil {
+		return err
+	}
+	w.OK()
 	return nil
 }
 
@@ -335,9 +341,10 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return refusal("ERR " + err.Error())
 	}
-	if k.setLibraries(set, w) {
-		w.OK()
+	if err := k.setLibraries(set); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 

@@ -30,39 +30,38 @@ const (
 	errCorruptHLL = "INVALIDOBJ Corrupted HLL object detected"
 )
 
-// isHLL is k.is for HyperLogLogs.
+// isHLL is k.typed for HyperLogLogs.
 // It looks at the header only. Damage behind that is found by those who read it, and is errCorruptHLL.
-func isHLL(k *key, w *resp.Writer) bool {
-	if !k.is(client.Plain, w) {
-		return false
+func isHLL(k *key) error {
+	if err := k.typed(client.Plain); err != nil {
+		return err
 	}
 	if k.present && !collection.IsHyperLogLog(k.value) {
-		w.Error(errNoHLL)
-		return false
+		return refusal(errNoHLL)
 	}
-	return true
+	return nil
 }
 
 // hllRoom is more than a HyperLogLog ever takes.
 const hllRoom = 16 << 10
 
 // ownHLL is the key's HyperLogLog, a new one if there is none, in a buffer that may be written to.
-// ok is as in mutable. hllRoom is asked for at once, since adding may turn a sparse one into a dense one.
-func ownHLL(k *key) (b []byte, ok bool) {
+// hllRoom is asked for at once, since adding may turn a sparse one into a dense one.
+func ownHLL(k *key) (b []byte, err error) {
 	if !k.present {
-		return collection.NewHyperLogLog(), true
+		return collection.NewHyperLogLog(), nil
 	}
 	return k.mutable(max(hllRoom, len(k.value)))
 }
 
 // cmdPFAdd replies 1 if the estimate may have changed, or the key was made, and writes only then.
 func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) error {
-	if !isHLL(k, w) {
-		return nil
+	if err := isHLL(k); err != nil {
+		return err
 	}
-	b, ok := ownHLL(k)
-	if !ok {
-		return nil
+	b, err := ownHLL(k)
+	if err != nil {
+		return err
 	}
 	// PFADD without elements makes a key that is not there, as in Redis.
 	changed := !k.present
@@ -87,8 +86,8 @@ func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) error {
 	var r collection.HyperLogLogRegisters
 	for _, name := range args[1:] {
 		k := t.key(name)
-		if !isHLL(k, w) {
-			return nil
+		if err := isHLL(k); err != nil {
+			return err
 		}
 		if k.present && r.Merge(k.value) != nil {
 			return refusal(errCorruptHLL)
@@ -105,8 +104,8 @@ func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) error {
 	dense := false
 	for _, name := range args[1:] {
 		k := t.key(name)
-		if !isHLL(k, w) {
-			return nil
+		if err := isHLL(k); err != nil {
+			return err
 		}
 		if !k.present {
 			continue
@@ -117,11 +116,10 @@ func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) error {
 		}
 	}
 	k := t.key(args[1])
-	b, ok := ownHLL(k)
-	if !ok {
-		return nil
+	b, err := ownHLL(k)
+	if err != nil {
+		return err
 	}
-	var err error
 	if dense {
 		b, err = collection.DenseHyperLogLog(b)
 	}
@@ -141,8 +139,8 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
 		return refusal("ERR The specified key does not exist")
 	}
-	if !isHLL(k, w) {
-		return nil
+	if err := isHLL(k); err != nil {
+		return err
 	}
 	var r collection.HyperLogLogRegisters
 	if r.Merge(k.value) != nil {
@@ -156,13 +154,14 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) error {
 			w.Int(int64(v))
 		}
 		// In Redis these subcommands make the value dense on the way, which is a write.
-		makeDense(k)
+		return makeDense(k)
 	case fold(args[1], "encoding"):
 		w.Simple(map[bool]string{true: "dense", false: "sparse"}[dense])
 	case fold(args[1], "todense"):
-		if makeDense(k) {
-			w.Int(bit(!dense))
+		if err := makeDense(k); err != nil {
+			return err
 		}
+		w.Int(bit(!dense))
 	case fold(args[1], "decode"):
 		if dense {
 			return refusal("ERR HLL encoding is not sparse")
@@ -186,18 +185,18 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // makeDense is what two of the subcommands do in Redis.
-// false: it has no room yet, or the value is corrupt.
-func makeDense(k *key) bool {
+func makeDense(k *key) error {
 	if collection.IsDenseHyperLogLog(k.value) {
-		return true
+		return nil
 	}
 	if hllRoom > k.room {
 		k.want = hllRoom
-		return false
+		return errRoom
 	}
 	d, err := collection.DenseHyperLogLog(k.value)
-	if err == nil {
-		k.set(d, k.expires)
+	if err != nil {
+		return refusal(errCorruptHLL)
 	}
-	return err == nil
+	k.set(d, k.expires)
+	return nil
 }

@@ -23,20 +23,16 @@ import (
 func listCommands() []*command {
 	all := []*command{
 		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			push(k, args, w, true, false)
-			return nil
+			return push(k, args, w, true, false)
 		}, "Prepends elements to a list."),
 		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			push(k, args, w, false, false)
-			return nil
+			return push(k, args, w, false, false)
 		}, "Appends elements to a list."),
 		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			push(k, args, w, true, true)
-			return nil
+			return push(k, args, w, true, true)
 		}, "Prepends elements to a list that exists."),
 		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			push(k, args, w, false, true)
-			return nil
+			return push(k, args, w, false, true)
 		}, "Appends elements to a list that exists."),
 		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
 			return pop(k, args, w, "lpop", true)
@@ -79,17 +75,15 @@ const (
 	errIndex       = "ERR index out of range"
 )
 
-func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(name, 64) + "'" }
+func corruptList(name []byte) error { return refusal("ERR kvd: corrupt list '" + clip(name, 64) + "'") }
 
-// editList is the key's list in a buffer that may be edited, with room for more bytes of elements; ok is false if the
-// command is to be given up, perhaps with an error reply.
+// editList is the key's list in a buffer that may be edited, with room for more bytes of elements.
 // more may be negative. A list that has become too long by a lowered limit may still be made shorter.
-func (k *key) editList(name []byte, more int, w *resp.Writer) (b []byte, ok bool) {
+func (k *key) editList(name []byte, more int) (b []byte, err error) {
 	n := collection.ListGrown(k.value, more)
 	if limit := min(collection.MaxLen, k.maxValue); more > 0 && n > limit {
-		w.Error("ERR kvd: list '" + clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " +
+		return nil, refusal("ERR kvd: list '" + clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " +
 			units.Bytes(limit) + "; nothing was done")
-		return nil, false
 	}
 	return k.mutable(max(n, len(k.value)))
 }
@@ -105,77 +99,79 @@ func (k *key) setList(b []byte) {
 	k.setAs(client.List, b, k.expires)
 }
 
-// spliceList is collection.ListSplice on the key; false: it replied with an error, or the command is to be given up.
+// spliceList is collection.ListSplice on the key.
 // from and to are bytes of the list, and n is how many elements lie between them, which elems replace.
-func (k *key) spliceList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) bool {
-	b, ok := k.splicedList(name, from, to, n, w, elems...)
-	if ok {
+func (k *key) spliceList(name []byte, from, to, n int, elems ...[]byte) error {
+	b, err := k.splicedList(name, from, to, n, elems...)
+	if err == nil {
 		k.setList(b)
 	}
-	return ok
+	return err
 }
 
 // splicedList is the same without making it the key's.
-func (k *key) splicedList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
+func (k *key) splicedList(name []byte, from, to, n int, elems ...[]byte) (b []byte, err error) {
 	// The elements that go make room for those that come.
 	more := from - to
 	for _, e := range elems {
 		more += collection.ListSize(e)
 	}
-	if b, ok = k.editList(name, more, w); !ok {
-		return nil, false
+	if b, err = k.editList(name, more); err != nil {
+		return nil, err
 	}
-	b, err := collection.ListSplice(b, from, to, n, elems...)
-	if err != nil {
-		w.Error(corruptList(name))
+	if b, err = collection.ListSplice(b, from, to, n, elems...); err != nil {
+		return nil, corruptList(name)
 	}
-	return b, err == nil
+	return b, nil
 }
 
-// listLen is the length of the key's list, which is there; false: it replied with an error.
-func (k *key) listLen(name []byte, w *resp.Writer) (n int, ok bool) {
+// listLen is the length of the key's list, which is there.
+func (k *key) listLen(name []byte) (n int, err error) {
 	// A record with an empty list cannot be of a gateway's making, since the last element takes the key with it.
-	n, err := collection.ListLen(k.value)
-	if err != nil || n == 0 { // none is stored
-		w.Error(corruptList(name))
-		return 0, false
+	if n, err = collection.ListLen(k.value); err != nil || n == 0 {
+		return 0, corruptList(name)
 	}
-	return n, true
+	return n, nil
 }
 
 // pushed is splicedList that adds elements to an end of the list, each beyond the one before.
 // LPUSH of several elements leaves the last of them at the head, as in Redis.
-func (k *key) pushed(name []byte, left bool, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
+func (k *key) pushed(name []byte, left bool, elems ...[]byte) (b []byte, err error) {
 	if !left {
-		return k.splicedList(name, len(k.value), len(k.value), 0, w, elems...)
+		return k.splicedList(name, len(k.value), len(k.value), 0, elems...)
 	}
 	// They are the command's arguments, which a second try needs as they are.
 	elems = slices.Clone(elems)
 	slices.Reverse(elems)
-	return k.splicedList(name, collection.ListStart, collection.ListStart, 0, w, elems...)
+	return k.splicedList(name, collection.ListStart, collection.ListStart, 0, elems...)
 }
 
 // push is LPUSH, RPUSH and the two that want a list to be there.
 // It replies with the list's new length. A list that is not there is made, unless it has to exist.
-func push(k *key, args [][]byte, w *resp.Writer, left, exists bool) {
-	if !k.is(client.List, w) {
-		return
+func push(k *key, args [][]byte, w *resp.Writer, left, exists bool) error {
+	if err := k.typed(client.List); err != nil {
+		return err
 	}
 	if !k.present && exists {
 		w.Int(0)
-		return
+		return nil
 	}
-	if b, ok := k.pushed(args[1], left, w, args[2:]...); ok {
-		k.setList(b)
-		k.replyLen(args[1], w)
+	b, err := k.pushed(args[1], left, args[2:]...)
+	if err != nil {
+		return err
 	}
+	k.setList(b)
+	return k.replyLen(args[1], w)
 }
 
 // replyLen is the length of a list that has just been changed.
-func (k *key) replyLen(name []byte, w *resp.Writer) {
-	if n, ok := k.listLen(name, w); ok {
-		w.Int(int64(n))
+func (k *key) replyLen(name []byte, w *resp.Writer) error {
+	n, err := k.listLen(name)
+	if err != nil {
+		return err
 	}
+	w.Int(int64(n))
+	return nil
 }
 
 // pop is LPOP and RPOP.
@@ -192,29 +188,29 @@ func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) error {
 	default:
 		return refusal("ERR wrong number of arguments for '" + name + "' command")
 	}
-	switch {
+	switch err := k.typed(client.List); {
 	case !k.present && len(args) == 3:
 		w.NullArray()
 	case !k.present:
 		w.Null()
-	case !k.is(client.List, w):
+	case err != nil:
+		return err
 	case len(args) == 2:
-		k.popList(args[1], left, 1, w, nil)
+		return k.popList(args[1], left, 1, w, nil)
 	case count == 0:
 		w.Array(0)
 	default:
-		k.popList(args[1], left, count, w, func(n int) { w.Array(n) })
+		return k.popList(args[1], left, count, w, func(n int) { w.Array(n) })
 	}
 	return nil
 }
 
 // popList takes up to count elements from an end of a list that is there and writes them, from that end on; head writes
-// what comes before so many. If it replies with an error, or the command is to be given up, the list is as it was, and
-// it returns false.
-func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head func(n int)) bool {
-	n, ok := k.listLen(name, w)
-	if !ok {
-		return false
+// what comes before so many. Behind an error the list is as it was, and nothing is written.
+func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head func(n int)) error {
+	n, err := k.listLen(name)
+	if err != nil {
+		return err
 	}
 	take := int(min(count, int64(n)))
 	at := w.Len()
@@ -231,52 +227,43 @@ func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head 
 		var err error
 		if e, off, err = step(k.value, off); err != nil {
 			w.Truncate(at)
-			w.Error(corruptList(name))
-			return false
+			return corruptList(name)
 		}
 		w.Bulk(e)
 	}
-	if k.spliceList(name, min(from, off), max(from, off), take, w) {
-		return true
-	}
-	w.Truncate(at)
-	if k.want == 0 { // else it comes again
-		w.Error(corruptList(name))
-	}
-	return false
-}
-
-// cmdLLen reads nothing but the head.
-func cmdLLen(k *key, args [][]byte, w *resp.Writer) error {
-	switch {
-	case !k.present:
-		w.Int(0)
-	case k.is(client.List, w):
-		k.replyLen(args[1], w)
+	if err := k.spliceList(name, min(from, off), max(from, off), take); err != nil {
+		w.Truncate(at)
+		return err
 	}
 	return nil
 }
 
-// elementAt is where the element of an index as in Redis, negative from the end, begins; ok is false if there is
-// none, and off is negative then. With bad it replied with an error.
+// cmdLLen reads nothing but the head.
+func cmdLLen(k *key, args [][]byte, w *resp.Writer) error {
+	if has, err := k.hasOrZero(client.List, w); !has {
+		return err
+	}
+	return k.replyLen(args[1], w)
+}
+
+// elementAt is where the element of an index as in Redis, negative from the end, begins; off is negative if there is
+// none.
 // The list must be there and of the type. It walks from the nearer end, so the middle costs most.
-func (k *key) elementAt(name []byte, index int64, w *resp.Writer) (off int, bad bool) {
-	n, ok := k.listLen(name, w)
-	if !ok {
-		return 0, true
+func (k *key) elementAt(name []byte, index int64) (off int, err error) {
+	n, err := k.listLen(name)
+	if err != nil {
+		return 0, err
 	}
 	if index < 0 {
 		index += int64(n)
 	}
 	if index < 0 || index >= int64(n) {
-		return -1, false
+		return -1, nil
 	}
-	off, err := collection.ListSeek(k.value, int(index))
-	if err != nil {
-		w.Error(corruptList(name))
-		return 0, true
+	if off, err = collection.ListSeek(k.value, int(index)); err != nil {
+		return 0, corruptList(name)
 	}
-	return off, false
+	return off, nil
 }
 
 // cmdLIndex replies null for an index beyond the list. That the index is a number is looked at behind the key, as in
@@ -293,17 +280,17 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return refusal(errNotInt)
 	}
-	off, bad := k.elementAt(args[1], index, w)
+	off, err := k.elementAt(args[1], index)
 	switch {
-	case bad:
-		return nil
+	case err != nil:
+		return err
 	case off < 0:
 		w.Null()
 		return nil
 	}
 	e, _, err := collection.ListNext(k.value, off)
 	if err != nil {
-		return refusal(corruptList(args[1]))
+		return corruptList(args[1])
 	}
 	w.Bulk(e)
 	return nil
@@ -321,20 +308,21 @@ func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return refusal(errNotInt)
 	}
-	off, bad := k.elementAt(args[1], index, w)
+	off, err := k.elementAt(args[1], index)
 	switch {
-	case bad:
-		return nil
+	case err != nil:
+		return err
 	case off < 0:
 		return refusal(errIndex)
 	}
 	_, next, err := collection.ListNext(k.value, off)
 	if err != nil {
-		return refusal(corruptList(args[1]))
+		return corruptList(args[1])
 	}
-	if k.spliceList(args[1], off, next, 1, w, args[3]) {
-		w.OK()
+	if err := k.spliceList(args[1], off, next, 1, args[3]); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
@@ -353,21 +341,18 @@ func listRange(start, stop int64, n int) (from, to int) {
 	return int(start), int(min(stop, int64(n)-1)) + 1
 }
 
-// rangeArgs are those of LRANGE and LTRIM; ok is false if it replied with an error.
-func rangeArgs(args [][]byte, w *resp.Writer) (start, stop int64, ok bool) {
-	start, ok1 := resp.ParseInt(args[2])
-	stop, ok2 := resp.ParseInt(args[3])
-	if !ok1 || !ok2 {
-		w.Error(errNotInt)
-	}
-	return start, stop, ok1 && ok2
+// rangeArgs are those of LRANGE and LTRIM.
+func rangeArgs(args [][]byte) (start, stop int64, err error) {
+	p := optionsOf(args[2:4])
+	start, stop = p.Int(), p.Int()
+	return start, stop, p.Err()
 }
 
 // cmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
 func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
-	start, stop, ok := rangeArgs(args, w)
-	if !ok {
-		return nil
+	start, stop, err := rangeArgs(args)
+	if err != nil {
+		return err
 	}
 	if !k.present {
 		w.Array(0)
@@ -376,9 +361,9 @@ func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.List); err != nil {
 		return err
 	}
-	n, ok := k.listLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.listLen(args[1])
+	if err != nil {
+		return err
 	}
 	from, to := listRange(start, stop, n)
 	off, err := collection.ListSeek(k.value, from)
@@ -392,16 +377,16 @@ func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	if err != nil {
 		w.Truncate(at)
-		return refusal(corruptList(args[1]))
+		return corruptList(args[1])
 	}
 	return nil
 }
 
 // cmdLTrim writes nothing if all of the list stays.
 func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
-	start, stop, ok := rangeArgs(args, w)
-	if !ok {
-		return nil
+	start, stop, err := rangeArgs(args)
+	if err != nil {
+		return err
 	}
 	if !k.present {
 		w.OK()
@@ -410,9 +395,9 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.List); err != nil {
 		return err
 	}
-	n, ok := k.listLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.listLen(args[1])
+	if err != nil {
+		return err
 	}
 	from, to := listRange(start, stop, n)
 	switch {
@@ -423,17 +408,17 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 		head, err1 := collection.ListSeek(k.value, from)
 		tail, err2 := collection.ListSeek(k.value, to)
 		if errors.Join(err1, err2) != nil {
-			return refusal(corruptList(args[1]))
+			return corruptList(args[1])
 		}
-		b, ok := k.mutable(len(k.value))
-		if !ok {
-			return nil
+		b, err := k.mutable(len(k.value))
+		if err != nil {
+			return err
 		}
 		// The tail first: the offset of the head stays.
 		b, err1 = collection.ListSplice(b, tail, len(b), n-to)
 		b, err2 = collection.ListSplice(b, collection.ListStart, head, from)
 		if errors.Join(err1, err2) != nil {
-			return refusal(corruptList(args[1]))
+			return corruptList(args[1])
 		}
 		k.setList(b)
 	}
@@ -448,27 +433,27 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
 	if !after && !fold(args[2], "before") {
 		return refusal(errSyntax)
 	}
-	if !k.hasOrZero(client.List, w) {
-		return nil
+	if has, err := k.hasOrZero(client.List, w); !has {
+		return err
 	}
-	n, ok := k.listLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.listLen(args[1])
+	if err != nil {
+		return err
 	}
 	off := collection.ListStart
 	for range n {
 		e, next, err := collection.ListNext(k.value, off)
 		if err != nil {
-			return refusal(corruptList(args[1]))
+			return corruptList(args[1])
 		}
 		if bytes.Equal(e, args[3]) {
 			if after {
 				off = next
 			}
-			if k.spliceList(args[1], off, off, 0, w, args[4]) {
-				k.replyLen(args[1], w)
+			if err := k.spliceList(args[1], off, off, 0, args[4]); err != nil {
+				return err
 			}
-			return nil
+			return k.replyLen(args[1], w)
 		}
 		off = next
 	}
@@ -483,16 +468,16 @@ func cmdLRem(k *key, args [][]byte, w *resp.Writer) error {
 	if !ok {
 		return refusal(errNotInt)
 	}
-	if !k.hasOrZero(client.List, w) {
-		return nil
+	if has, err := k.hasOrZero(client.List, w); !has {
+		return err
 	}
-	b, ok := k.editList(args[1], 0, w)
-	if !ok {
-		return nil
+	b, err := k.editList(args[1], 0)
+	if err != nil {
+		return err
 	}
 	b, removed, err := collection.ListRemove(b, args[3], int(limit))
 	if err != nil {
-		return refusal(corruptList(args[1]))
+		return corruptList(args[1])
 	}
 	if removed > 0 {
 		k.setList(b)
@@ -547,9 +532,9 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.List); err != nil {
 		return err
 	}
-	n, ok := k.listLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.listLen(args[1])
+	if err != nil {
+		return err
 	}
 	off, step := collection.ListStart, collection.ListNext
 	if a.rank < 0 {
@@ -564,7 +549,7 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
 		var e []byte
 		var err error
 		if e, off, err = step(k.value, off); err != nil {
-			return refusal(corruptList(args[1]))
+			return corruptList(args[1])
 		}
 		if !bytes.Equal(e, args[2]) {
 			continue

@@ -134,7 +134,7 @@ func TestMoveElement(t *testing.T) {
 			args = append(args, []byte(a))
 		}
 		w := newWriter()
-		find(args[0]).keys(s, args, w)
+		writeRefusal(w, find(args[0]).keys(s, args, w))
 		if got := string(w.Bytes()); got != c.reply {
 			t.Errorf("%s: %s: got %q, want %q", c.keys, c.cmd, got, c.reply)
 		}

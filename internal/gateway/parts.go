@@ -141,14 +141,14 @@ func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) error {
 	size = collection.ListGrown(nil, size)
 	switch {
 	case size > min(k.maxValue, collection.MaxLen):
-		return refusal(collectionError(client.List, name, collection.ErrTooLong))
+		return collectionError(client.List, name, collection.ErrTooLong)
 	case size > k.room:
 		k.want = size
 		return nil
 	}
 	value, err := collection.ListSplice(nil, collection.ListStart, collection.ListStart, 0, elements...)
 	if err != nil {
-		return refusal(collectionError(client.List, name, err))
+		return collectionError(client.List, name, err)
 	}
 	k.flags = 0
 	k.setAs(client.List, value, 0)

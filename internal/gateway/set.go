@@ -41,16 +41,15 @@ func setCommands() []*command {
 // The caller has looked at the type.
 func (k *key) members() collection.Set { return collection.Set(k.value) }
 
-// setLen counts the members; ok is false behind a reply that says why not.
-func (k *key) setLen(name []byte, w *resp.Writer) (n int, ok bool) {
-	if !k.is(client.Set, w) {
-		return 0, false
+// setLen counts the members.
+func (k *key) setLen(name []byte) (n int, err error) {
+	if err := k.typed(client.Set); err != nil {
+		return 0, err
 	}
-	n, err := k.members().Len()
-	if err != nil {
-		w.Error(collectionError(client.Set, name, err))
+	if n, err = k.members().Len(); err != nil {
+		return 0, collectionError(client.Set, name, err)
 	}
-	return n, err == nil
+	return n, nil
 }
 
 // cmdSAdd replies with how many members are new.
@@ -58,32 +57,32 @@ func cmdSAdd(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Set); err != nil {
 		return err
 	}
-	if n, ok := k.addMembers(args[1], args[2:], w); ok {
-		w.Int(int64(n))
+	n, err := k.addMembers(args[1], args[2:])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(n))
 	return nil
 }
 
-// addMembers adds members to what is a set; ok is false if it did not, and has replied so or asked for room. It writes
-// only if there is a new one.
-func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added int, ok bool) {
+// addMembers adds members to what is a set. It writes only if there is a new one.
+func (k *key) addMembers(name []byte, members [][]byte) (added int, err error) {
 	size := 0
 	for _, m := range members {
 		size += len(m)
 	}
-	b, ok := k.editable(k.members().Room(len(members), size))
-	if !ok {
-		return 0, false
+	b, err := k.editable(k.members().Room(len(members), size))
+	if err != nil {
+		return 0, err
 	}
 	s, n, err := collection.Set(b).AddAll(members)
 	if err != nil {
-		w.Error(collectionError(client.Set, name, err))
-		return 0, false
+		return 0, collectionError(client.Set, name, err)
 	}
-	if n > 0 && !k.setEdited(client.Set, s, name, w) {
-		return 0, false
+	if n > 0 {
+		err = k.setEdited(client.Set, s, name)
 	}
-	return n, true
+	return n, err
 }
 
 // cmdSRem deletes the key with its last member, as all commands on collections do.
@@ -91,27 +90,28 @@ func cmdSRem(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Set); err != nil {
 		return err
 	}
-	if n, ok := k.removeMembers(args[1], args[2:], w); ok {
-		w.Int(int64(n))
+	n, err := k.removeMembers(args[1], args[2:])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(n))
 	return nil
 }
 
 // removeMembers is addMembers for their removal.
-func (k *key) removeMembers(name []byte, members [][]byte, w *resp.Writer) (removed int, ok bool) {
-	b, ok := k.editable(0)
-	if !ok {
-		return 0, false
+func (k *key) removeMembers(name []byte, members [][]byte) (removed int, err error) {
+	b, err := k.editable(0)
+	if err != nil {
+		return 0, err
 	}
 	s, n, err := collection.Set(b).Remove(members)
 	if err != nil {
-		w.Error(collectionError(client.Set, name, err))
-		return 0, false
+		return 0, collectionError(client.Set, name, err)
 	}
-	if n > 0 && !k.setEdited(client.Set, s, name, w) {
-		return 0, false
+	if n > 0 {
+		err = k.setEdited(client.Set, s, name)
 	}
-	return n, true
+	return n, err
 }
 
 // cmdSIsMember and the commands below that only read walk the encoded set, which is up to collection.MaxLen bytes.
@@ -121,7 +121,7 @@ func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	is, err := k.members().Has(args[2])
 	if err != nil {
-		return refusal(collectionError(client.Set, args[1], err))
+		return collectionError(client.Set, args[1], err)
 	}
 	w.Int(bit(is))
 	return nil
@@ -135,7 +135,7 @@ func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) error {
 	var few [16]bool
 	has, err := k.members().HasAll(few[:0], args[2:])
 	if err != nil {
-		return refusal(collectionError(client.Set, args[1], err))
+		return collectionError(client.Set, args[1], err)
 	}
 	w.Array(len(has))
 	for _, is := range has {
@@ -145,17 +145,19 @@ func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 func cmdSCard(k *key, args [][]byte, w *resp.Writer) error {
-	if n, ok := k.setLen(args[1], w); ok {
-		w.Int(int64(n))
+	n, err := k.setLen(args[1])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(n))
 	return nil
 }
 
 // cmdSMembers is a set in RESP3 and an array in RESP2. Its order is the encoding's.
 func cmdSMembers(k *key, args [][]byte, w *resp.Writer) error {
-	n, ok := k.setLen(args[1], w)
-	if !ok {
-		return nil
+	n, err := k.setLen(args[1])
+	if err != nil {
+		return err
 	}
 	w.Set(n)
 	for m := range k.members().All() {
@@ -176,10 +178,10 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) error {
 			return refusal("ERR value is out of range, must be positive")
 		}
 	}
-	n, ok := k.setLen(args[1], w)
+	n, err := k.setLen(args[1])
 	switch {
-	case !ok:
-		return nil
+	case err != nil:
+		return err
 	case n == 0 && len(args) == 2:
 		w.Null()
 		return nil
@@ -187,21 +189,20 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) error {
 		w.Set(0)
 		return nil
 	}
-	b, ok := k.editable(0)
-	if !ok {
-		return nil
+	b, err := k.editable(0)
+	if err != nil {
+		return err
 	}
 	s := collection.Set(b)
 	var few [128]collection.Place
 	// The count is not negative, so randomPlaces does not refuse.
-	places, _ := randomPlaces(s.Places(few[:0]), count, len(b), w)
+	places, _ := randomPlaces(s.Places(few[:0]), count, len(b))
 	if len(args) == 3 {
 		w.Set(len(places))
 	}
 	replyMembers(s, places, w)
 	slices.Sort(places)
-	k.setEdited(client.Set, s.RemovePlaces(places), args[1], w)
-	return nil
+	return k.setEdited(client.Set, s.RemovePlaces(places), args[1])
 }
 
 // replyMembers is the members at places, as a part of a reply.
@@ -217,19 +218,19 @@ func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 
 // cmdSRandMember with a negative count may give a member several times, as many as the count says.
 func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
-	count, ok := int64(1), true
+	count, err := int64(1), error(nil)
 	if len(args) > 3 {
 		return refusal(errSyntax)
 	}
 	if len(args) == 3 {
-		if count, ok = randomCount(args[2], w); !ok {
-			return nil
+		if count, err = randomCount(args[2]); err != nil {
+			return err
 		}
 	}
-	n, ok := k.setLen(args[1], w)
+	n, err := k.setLen(args[1])
 	switch {
-	case !ok:
-		return nil
+	case err != nil:
+		return err
 	case n == 0 && len(args) == 2:
 		w.Null()
 		return nil
@@ -238,9 +239,9 @@ func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
 		return nil
 	}
 	var few [128]collection.Place
-	places, ok := randomPlaces(k.members().Places(few[:0]), count, len(k.value), w)
-	if !ok {
-		return nil
+	places, err := randomPlaces(k.members().Places(few[:0]), count, len(k.value))
+	if err != nil {
+		return err
 	}
 	if len(args) == 3 {
 		w.Array(len(places))
@@ -251,9 +252,9 @@ func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdSScan copies members that are integers, since Scan writes each of them to the same place.
 func cmdSScan(k *key, args [][]byte, w *resp.Writer) error {
-	a, ok := k.scanOf(client.Set, args, w)
-	if !ok {
-		return nil
+	a, some, err := k.scanOf(client.Set, args, w)
+	if !some {
+		return err
 	}
 	s := k.members()
 	var found [][]byte
@@ -266,7 +267,7 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) error {
 		}
 	})
 	if err != nil {
-		return refusal(collectionError(client.Set, args[1], err))
+		return collectionError(client.Set, args[1], err)
 	}
 	replyScan(next, found, w)
 	return nil
@@ -281,29 +282,30 @@ func cmdSMove(t *staged, args [][]byte, w *resp.Writer) error {
 		w.Int(0)
 		return nil
 	}
-	if !from.is(client.Set, w) || !to.is(client.Set, w) {
-		return nil
+	if err := cmp.Or(from.typed(client.Set), to.typed(client.Set)); err != nil {
+		return err
 	}
 	member := args[3:4]
 	is, err := from.members().Has(member[0])
 	if err != nil {
-		return refusal(collectionError(client.Set, args[1], err))
+		return collectionError(client.Set, args[1], err)
 	}
 	if !is || from == to {
 		w.Int(bit(is))
 		return nil
 	}
-	n, ok := to.addMembers(args[2], member, w)
-	if !ok {
-		return nil
+	n, err := to.addMembers(args[2], member)
+	if err != nil {
+		return err
 	}
-	if _, ok := from.removeMembers(args[1], member, w); ok {
-		t.name(from, onSet, "srem")
-		if n > 0 {
-			t.name(to, onSet, "sadd")
-		}
-		w.Int(1)
+	if _, err := from.removeMembers(args[1], member); err != nil {
+		return err
 	}
+	t.name(from, onSet, "srem")
+	if n > 0 {
+		t.name(to, onSet, "sadd")
+	}
+	w.Int(1)
 	return nil
 }
 
@@ -315,43 +317,43 @@ type operand struct {
 }
 
 // operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already
-// decides; ok is false behind a reply, or if all of it is given up.
-func operands(t *staged, names [][]byte, w *resp.Writer) (all []operand, ok bool) {
+// decides. The error is the reply, or why all of it is given up.
+func operands(t *staged, names [][]byte) (all []operand, err error) {
 	t.load(names...)
 	for _, name := range names {
 		k := t.key(name)
-		n, ok := k.setLen(name, w)
-		if !ok || t.failed() {
-			return nil, false
+		n, err := k.setLen(name)
+		if err = cmp.Or(err, t.err); err != nil {
+			return nil, err
 		}
 		all = append(all, operand{k.members(), n})
 	}
-	return all, true
+	return all, nil
 }
 
 // namesOf has the members of a set to find them in. Its memory is a part of what the connection may have.
-// false: there is none, and all of it is given up. names refers to the set's bytes.
-func namesOf(t *staged, a operand, names *collection.Names) bool {
+// If there is none all of it is given up. names refers to the set's bytes.
+func namesOf(t *staged, a operand, names *collection.Names) error {
 	if !t.take(int64(a.n) * collection.NameBytes) {
-		return false
+		return t.err
 	}
 	for _, m := range a.Members(nil) {
 		names.Add(m)
 	}
-	return true
+	return nil
 }
 
-// intersection is the members that all sets have, at most limit of them; 0: no limit. nil, false: it is given up.
+// intersection is the members that all sets have, at most limit of them; 0: no limit.
 // The smallest set is looked up, and the others are passed over once, so that memory goes with the smallest.
-func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bool) {
+func intersection(t *staged, sets []operand, limit int64) (found [][]byte, err error) {
 	sets = slices.Clone(sets)
 	slices.SortStableFunc(sets, func(a, b operand) int { return cmp.Compare(a.n, b.n) })
 	if sets[0].n == 0 {
-		return nil, true
+		return nil, nil
 	}
 	var names collection.Names
-	if !namesOf(t, sets[0], &names) {
-		return nil, false
+	if err := namesOf(t, sets[0], &names); err != nil {
+		return nil, err
 	}
 	// A member that is in the first j sets has seen j, so one number does for all of them.
 	seen := make([]int32, names.Len()) // of the other sets, as long as all had it
@@ -370,29 +372,28 @@ func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bo
 			}
 		}
 	}
-	return found, true
+	return found, nil
 }
 
 // union is the members that any of the sets has.
-// ok is false if it is given up for want of memory; so it is for difference.
-func union(t *staged, sets []operand) (found [][]byte, ok bool) {
+func union(t *staged, sets []operand) (found [][]byte, err error) {
 	var names collection.Names
 	for _, s := range sets {
-		if !namesOf(t, s, &names) {
-			return nil, false
+		if err := namesOf(t, s, &names); err != nil {
+			return nil, err
 		}
 	}
 	for i := range names.Len() {
 		found = append(found, names.At(i))
 	}
-	return found, true
+	return found, nil
 }
 
 // difference is the members that the first set has and no other.
-func difference(t *staged, sets []operand) (found [][]byte, ok bool) {
+func difference(t *staged, sets []operand) (found [][]byte, err error) {
 	var names collection.Names
-	if !namesOf(t, sets[0], &names) {
-		return nil, false
+	if err := namesOf(t, sets[0], &names); err != nil {
+		return nil, err
 	}
 	gone := make([]bool, names.Len())
 	for _, s := range sets[1:] {
@@ -407,39 +408,37 @@ func difference(t *staged, sets []operand) (found [][]byte, ok bool) {
 			found = append(found, names.At(i))
 		}
 	}
-	return found, true
+	return found, nil
 }
 
 // unlimited is SINTER's intersection.
-func unlimited(t *staged, sets []operand) ([][]byte, bool) { return intersection(t, sets, 0) }
+func unlimited(t *staged, sets []operand) ([][]byte, error) { return intersection(t, sets, 0) }
 
 func cmdSInter(t *staged, args [][]byte, w *resp.Writer) error {
-	replySets(t, args, w, unlimited)
-	return nil
+	return replySets(t, args, w, unlimited)
 }
 func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) error {
-	replySets(t, args, w, union)
-	return nil
+	return replySets(t, args, w, union)
 }
 func cmdSDiff(t *staged, args [][]byte, w *resp.Writer) error {
-	replySets(t, args, w, difference)
-	return nil
+	return replySets(t, args, w, difference)
 }
 
 // replySets is a command that replies with the result.
-func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
-	sets, ok := operands(t, args[1:], w)
-	if !ok {
-		return
+func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, error)) error {
+	sets, err := operands(t, args[1:])
+	if err != nil {
+		return err
 	}
-	found, ok := f(t, sets)
-	if !ok {
-		return
+	found, err := f(t, sets)
+	if err != nil {
+		return err
 	}
 	w.Set(len(found))
 	for _, m := range found {
 		w.Bulk(m)
 	}
+	return nil
 }
 
 func cmdSInterStore(t *staged, args [][]byte, w *resp.Writer) error {
@@ -454,15 +453,15 @@ func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer) error {
 
 // storeSets makes the result a key's, whatever that was, or deletes it.
 // The destination may be a source, too: it is read before. Its expiry goes.
-func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) error {
+func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, error)) error {
 	t.load(args[1:]...)
-	sets, ok := operands(t, args[2:], w)
-	if !ok {
-		return nil
+	sets, err := operands(t, args[2:])
+	if err != nil {
+		return err
 	}
-	found, ok := f(t, sets)
-	if !ok {
-		return nil
+	found, err := f(t, sets)
+	if err != nil {
+		return err
 	}
 	to := t.key(args[1])
 	if len(found) == 0 {
@@ -480,11 +479,11 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 	n := collection.Set(nil).Room(len(found), size)
 	if n > to.room {
 		to.want = n
-		return nil
+		return errRoom
 	}
 	s, _, err := collection.Set(make([]byte, 0, n)).AddAll(found)
 	if err != nil || len(s) > min(to.maxValue, collection.MaxLen) {
-		return refusal(collectionError(client.Set, args[1], collection.ErrTooLong))
+		return collectionError(client.Set, args[1], collection.ErrTooLong)
 	}
 	to.flags = 0
 	to.setAs(client.Set, s, 0)
@@ -511,12 +510,14 @@ func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) error {
 			return refusal("ERR LIMIT can't be negative")
 		}
 	}
-	sets, ok := operands(t, args[2:2+n], w)
-	if !ok {
-		return nil
+	sets, err := operands(t, args[2:2+n])
+	if err != nil {
+		return err
 	}
-	if found, ok := intersection(t, sets, limit); ok {
-		w.Int(int64(len(found)))
+	found, err := intersection(t, sets, limit)
+	if err != nil {
+		return err
 	}
+	w.Int(int64(len(found)))
 	return nil
 }

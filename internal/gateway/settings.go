@@ -512,8 +512,8 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args)%2 != 0 {
 		return refusal(errSyntax)
 	}
-	failed := func(arg []byte, why string) {
-		w.Error("ERR CONFIG SET failed (possibly related to argument '" + clip(arg, 128) + "') - " + why)
+	failed := func(arg []byte, why string) error {
+		return refusal("ERR CONFIG SET failed (possibly related to argument '" + clip(arg, 128) + "') - " + why)
 	}
 	chosen := make(map[string]bool)
 	for i := 2; i < len(args); i += 2 {
@@ -522,11 +522,9 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) error {
 		case !ok:
 			return refusal("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(args[i], 128) + "'")
 		case s.set == nil:
-			failed(args[i], "can't set immutable config")
-			return nil
+			return failed(args[i], "can't set immutable config")
 		case chosen[s.name]:
-			failed(args[i], "duplicate parameter")
-			return nil
+			return failed(args[i], "duplicate parameter")
 		}
 		chosen[s.name] = true
 	}
@@ -534,8 +532,7 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) error {
 	for i := 2; i < len(args); i += 2 {
 		apply, bad := settings[string(lower(nil, args[i]))].set(c, string(args[i+1]))
 		if bad != "" {
-			failed(args[i], bad)
-			return nil
+			return failed(args[i], bad)
 		}
 		changes = append(changes, apply)
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 
 	"github.com/kvd-project/kvd/client"
@@ -21,73 +22,74 @@ func cmdLMove(t *staged, args [][]byte, w *resp.Writer) error {
 	if !ok1 || !ok2 {
 		return refusal(errSyntax)
 	}
-	if !moveElement(t, args[1], args[2], from, to, false, w) {
-		w.Null()
-	}
-	return nil
+	return moveOrNull(t, args, from, to, w)
 }
 
 func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) error {
-	if !moveElement(t, args[1], args[2], false, true, false, w) {
+	return moveOrNull(t, args, false, true, w)
+}
+
+func moveOrNull(t *staged, args [][]byte, fromLeft, toLeft bool, w *resp.Writer) error {
+	moved, err := moveElement(t, args[1], args[2], fromLeft, toLeft, false, w)
+	if err == nil && !moved {
 		w.Null()
 	}
-	return nil
+	return err
 }
 
 // moveElement moves an element and replies with it. It returns false, without a reply, if there is none; for a client
 // that has waited already a source that is no list is none. If the destination has no room neither list is changed, so
 // that the element is never lost.
-func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) bool {
+func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) (found bool, err error) {
 	t.load(from, to)
 	src, dst := t.key(from), t.key(to)
 	switch {
 	case t.failed():
-		return true
+		return true, nil
 	case !src.present, again && src.typ != client.List:
-		return false
-	case !src.is(client.List, w), !dst.is(client.List, w):
-		return true
+		return false, nil
 	}
-	n, ok := src.listLen(from, w)
-	if !ok {
-		return true
+	if err := cmp.Or(src.typed(client.List), dst.typed(client.List)); err != nil {
+		return true, err
+	}
+	n, err := src.listLen(from)
+	if err != nil {
+		return true, err
 	}
 	off, end := collection.ListStart, len(src.value)
 	var e []byte
-	var err error
 	if fromLeft {
 		e, end, err = collection.ListNext(src.value, off)
 	} else {
 		e, off, err = collection.ListPrev(src.value, end)
 	}
 	if err != nil {
-		w.Error(corruptList(from))
-		return true
+		return true, corruptList(from)
 	}
 	e = bytes.Clone(e) // what it lies in is edited
-	done := true
 	switch {
 	// The only element of a list stays where it is, and both events are told.
 	case src == dst && n == 1:
 	case src == dst:
-		done = src.rotateList(from, off, end, e, toLeft, w)
+		if err := src.rotateList(from, off, end, e, toLeft); err != nil {
+			return true, err
+		}
 	default:
-		d, ok := dst.pushed(to, toLeft, w, e)
-		if !ok {
-			return true
+		d, err := dst.pushed(to, toLeft, e)
+		if err != nil {
+			return true, err
 		}
-		var s []byte
-		if s, done = src.splicedList(from, off, end, 1, w); done { // both or none
-			dst.setList(d)
-			src.setList(s)
+		s, err := src.splicedList(from, off, end, 1)
+		if err != nil {
+			return true, err
 		}
+		dst.setList(d) // both or none
+		src.setList(s)
 	}
-	if done {
-		t.name(dst, onList, endOf(toLeft)+"push")
-		t.name(src, onList, endOf(fromLeft)+"pop")
-		w.Bulk(e)
-	}
-	return true
+	t.name(dst, onList, endOf(toLeft)+"push")
+	t.name(src, onList, endOf(fromLeft)+"pop")
+	w.Bulk(e)
+	return true, nil
 }
 
 // endOf is the first letter of commands on that end of a list.
@@ -99,12 +101,11 @@ func endOf(left bool) string {
 	return "r"
 }
 
-// rotateList moves the element from byte off to byte end to an end of the same list, which becomes no longer; false: it
-// replied with an error, or the command is to be given up.
-func (k *key) rotateList(name []byte, off, end int, e []byte, left bool, w *resp.Writer) bool {
-	b, ok := k.mutable(len(k.value))
-	if !ok {
-		return false
+// rotateList moves the element from byte off to byte end to an end of the same list, which becomes no longer.
+func (k *key) rotateList(name []byte, off, end int, e []byte, left bool) error {
+	b, err := k.mutable(len(k.value))
+	if err != nil {
+		return err
 	}
 	b, err1 := collection.ListSplice(b, off, end, 1)
 	at := collection.ListStart
@@ -113,11 +114,10 @@ func (k *key) rotateList(name []byte, off, end int, e []byte, left bool, w *resp
 	}
 	b, err2 := collection.ListSplice(b, at, at, 0, e)
 	if errors.Join(err1, err2) != nil {
-		w.Error(corruptList(name))
-		return false
+		return corruptList(name)
 	}
 	k.setList(b)
-	return true
+	return nil
 }
 
 // popArgs are those of LMPOP and BLMPOP behind the timeout.
@@ -153,15 +153,17 @@ func parseMPop(args [][]byte) (a popArgs, bad string) {
 }
 
 // try pops from the first of names that has something.
-func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
-	return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
-		if k.popList(name, a.left, a.count, w, func(n int) {
+func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+	return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
+		err := k.popList(name, a.left, a.count, w, func(n int) {
 			w.Array(2)
 			w.Bulk(name)
 			w.Array(n)
-		}) {
+		})
+		if err == nil {
 			t.name(k, onList, endOf(a.left)+"pop")
 		}
+		return err
 	})
 }
 
@@ -170,8 +172,9 @@ func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) error {
 	if bad != "" {
 		return refusal(bad)
 	}
-	if !a.try(t, a.names, false, w) {
+	found, err := a.try(t, a.names, false, w)
+	if err == nil && !found {
 		w.NullArray()
 	}
-	return nil
+	return err
 }

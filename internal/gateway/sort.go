@@ -123,7 +123,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 	var elements [][]byte
 	if k.present {
 		if elements, err = elementsOf(k.typ, k.value); err != nil {
-			return refusal(collectionError(k.typ, args[1], err))
+			return collectionError(k.typ, args[1], err)
 		}
 	}
 	if o.dontSort && k.typ == client.Set && o.store != nil {

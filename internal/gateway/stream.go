@@ -100,43 +100,43 @@ const (
 	errLimitOnly = "ERR syntax error, LIMIT cannot be used without the special ~ option"
 )
 
-// readStream is the key's stream, empty if there is none; ok is false behind a reply that says why not.
+// readStream is the key's stream, empty if there is none.
 // The stream refers to the value. Its entries are checked as they are read, so each reading may find damage.
-func (k *key) readStream(name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
-	if !k.is(client.Stream, w) {
-		return nil, false
+func (k *key) readStream(name []byte) (s *collection.Stream, err error) {
+	if err := k.typed(client.Stream); err != nil {
+		return nil, err
 	}
-	return parsedStream(k.value, name, w)
+	return parsedStream(k.value, name)
 }
 
-// parsedStream is the stream in b; ok as in readStream.
-func parsedStream(b, name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
-	s, err := collection.ParseStream(b)
-	return s, streamOK(err, name, w)
+// parsedStream is the stream in b.
+func parsedStream(b, name []byte) (s *collection.Stream, err error) {
+	s, err = collection.ParseStream(b)
+	return s, streamError(err, name)
 }
 
-// streamOK replies if a stream is corrupt.
-func streamOK(err error, name []byte, w *resp.Writer) bool {
+// streamError is the refusal of a stream that is corrupt, nil if err is.
+func streamError(err error, name []byte) error {
 	if err != nil {
-		w.Error(collectionError(client.Stream, name, err))
+		return collectionError(client.Stream, name, err)
 	}
-	return err == nil
+	return nil
 }
 
-// editStream is the key's stream in bytes that may be edited, with room for grow bytes more; ok is as in editable.
-func (k *key) editStream(name []byte, grow int, w *resp.Writer) (s *collection.Stream, ok bool) {
-	b, ok := k.editable(grow)
-	if !ok {
-		return nil, false
+// editStream is the key's stream in bytes that may be edited, with room for grow bytes more.
+func (k *key) editStream(name []byte, grow int) (s *collection.Stream, err error) {
+	b, err := k.editable(grow)
+	if err != nil {
+		return nil, err
 	}
-	return parsedStream(b, name, w)
+	return parsedStream(b, name)
 }
 
-// setStream makes an edited stream the key's; false: it replied that it is too long.
+// setStream makes an edited stream the key's, unless it is too long.
 // groups says that they may have been changed, and are encoded anew. A stream without entries stays a key, unlike other
 // collections.
-func (k *key) setStream(s *collection.Stream, groups bool, name []byte, w *resp.Writer) bool {
-	return k.setEdited(client.Stream, s.Bytes(groups), name, w)
+func (k *key) setStream(s *collection.Stream, groups bool, name []byte) error {
+	return k.setEdited(client.Stream, s.Bytes(groups), name)
 }
 
 // parseNumber reads a part of an id as Redis does: a decimal integer, or else what C's strtoull takes.
@@ -250,7 +250,7 @@ func writeRange(w *resp.Writer, s *collection.Stream, from, to collection.Stream
 // writeSome is writeRange for as many as there are, up to most unless that is 0. If the stream is corrupt it replies
 // that in its place.
 func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, most int64,
-	name []byte) bool {
+	name []byte) error {
 	at := w.Len()
 	n, err := countRange(s, from, to, most)
 	if err == nil {
@@ -259,7 +259,7 @@ func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamI
 	if err != nil {
 		w.Truncate(at)
 	}
-	return streamOK(err, name, w)
+	return streamError(err, name)
 }
 
 // trimArgs are the options of XADD and XTRIM.
@@ -376,9 +376,9 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 		w.Null()
 		return nil
 	}
-	s, ok := k.editStream(args[1], collection.StreamRoom(a.fields), w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], collection.StreamRoom(a.fields))
+	if err != nil {
+		return err
 	}
 	if s.Last == collection.MaxStreamID {
 		return refusal("ERR The stream has exhausted the last possible ID, unable to add more items")
@@ -391,13 +391,12 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 	s.Add(id, a.fields)
 	gone := 0
 	if a.some {
-		var err error
-		if gone, err = s.Trim(a.StreamTrim); !streamOK(err, args[1], w) {
-			return nil
+		if gone, err = s.Trim(a.StreamTrim); err != nil {
+			return streamError(err, args[1])
 		}
 	}
-	if !k.setStream(s, false, args[1], w) {
-		return nil
+	if err := k.setStream(s, false, args[1]); err != nil {
+		return err
 	}
 	if gone > 0 {
 		k.also = "xtrim"
@@ -426,9 +425,11 @@ func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.Stream
 
 // cmdXLen reads the number of entries, which the encoding has.
 func cmdXLen(k *key, args [][]byte, w *resp.Writer) error {
-	if s, ok := k.readStream(args[1], w); ok {
-		w.Int(int64(s.Len()))
+	s, err := k.readStream(args[1])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(s.Len()))
 	return nil
 }
 
@@ -458,58 +459,60 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	s, ok := k.readStream(args[1], w)
+	s, err := k.readStream(args[1])
 	switch {
-	case !ok:
+	case err != nil:
+		return err
 	case !k.present:
 		w.Array(0)
 	case count == 0:
 		w.NullArray()
 	default:
-		writeSome(w, s, from, to, reverse, max(count, 0), args[1])
+		return writeSome(w, s, from, to, reverse, max(count, 0), args[1])
 	}
 	return nil
 }
 
 // parseIDs reads all arguments as ids.
-// If one of them is wrong it replied so.
-func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool) {
+func parseIDs(args [][]byte) (ids []collection.StreamID, err error) {
 	for _, b := range args {
 		id, ok := parseID(b)
 		if !ok {
-			w.Error(errStreamID)
-			return nil, false
+			return nil, refusal(errStreamID)
 		}
 		ids = append(ids, id)
 	}
-	return ids, true
+	return ids, nil
 }
 
 // cmdXDel leaves the entries pending in groups that had them; XCLAIM and XAUTOCLAIM forget those.
 func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.hasOrZero(client.Stream, w) {
-		return nil
+	if has, err := k.hasOrZero(client.Stream, w); !has {
+		return err
 	}
-	ids, ok := parseIDs(args[2:], w)
-	if !ok {
-		return nil
+	ids, err := parseIDs(args[2:])
+	if err != nil {
+		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	gone := int64(0)
 	for _, id := range ids {
 		was, err := s.Delete(id)
-		if !streamOK(err, args[1], w) {
-			return nil
+		if err != nil {
+			return streamError(err, args[1])
 		}
 		gone += bit(was)
 	}
 	// Nothing is written for ids that were not there.
-	if gone == 0 || k.setStream(s, false, args[1], w) {
-		w.Int(gone)
+	if gone > 0 {
+		if err := k.setStream(s, false, args[1]); err != nil {
+			return err
+		}
 	}
+	w.Int(gone)
 	return nil
 }
 
@@ -519,17 +522,21 @@ func cmdXTrim(k *key, args [][]byte, w *resp.Writer) error {
 	if bad != "" {
 		return refusal(bad)
 	}
-	if !k.hasOrZero(client.Stream, w) {
-		return nil
+	if has, err := k.hasOrZero(client.Stream, w); !has {
+		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	gone, err := s.Trim(a.StreamTrim)
-	if streamOK(err, args[1], w) && (gone == 0 || k.setStream(s, false, args[1], w)) {
-		w.Int(int64(gone))
+	if err = streamError(err, args[1]); err == nil && gone > 0 {
+		err = k.setStream(s, false, args[1])
 	}
+	if err != nil {
+		return err
+	}
+	w.Int(int64(gone))
 	return nil
 }
 
@@ -566,15 +573,15 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Stream); err != nil {
 		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	// An id before the last entry's would let XADD give ids a second time.
 	top, err := s.Edge(true)
 	switch {
-	case !streamOK(err, args[1], w):
-		return nil
+	case err != nil:
+		return streamError(err, args[1])
 	case s.Len() > 0 && id.Compare(top) < 0:
 		return refusal("ERR The ID specified in XSETID is smaller than the target stream top item")
 	case s.Len() > 0 && added >= 0 && int64(s.Len()) > added:
@@ -586,8 +593,9 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	if deleted != (collection.StreamID{}) {
 		s.MaxDeleted = deleted
 	}
-	if k.setStream(s, false, args[1], w) {
-		w.OK()
+	if err := k.setStream(s, false, args[1]); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }

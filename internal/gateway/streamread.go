@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"slices"
 	"time"
 
@@ -167,16 +166,13 @@ func (a *readArgs) streamOf(t *staged, name []byte) *key {
 	return t.key(name)
 }
 
-// begin looks at a stream and its id when the client comes; bad is the reply to a wrong one.
+// begin looks at a stream and its id when the client comes.
 // $ is what the stream has last at this moment, and stays that while the client waits.
-func (a *readArgs) begin(t *staged, i int) (bad string) {
+func (a *readArgs) begin(t *staged, i int) error {
 	k, name, id := a.streamOf(t, a.names[i]), a.names[i], string(a.ids[i])
-	if k.present && k.typ != client.Stream {
-		return errWrongType
-	}
-	s, err := collection.ParseStream(k.value)
+	s, err := k.readStream(name)
 	if err != nil {
-		return collectionError(client.Stream, name, err)
+		return err
 	}
 	if a.ofGroup && s.Group(a.group) == nil {
 		return noKeyOrGroup(name, a.group) + " in XREADGROUP with GROUP option"
@@ -184,40 +180,39 @@ func (a *readArgs) begin(t *staged, i int) (bad string) {
 	a.news[i] = false
 	switch {
 	case id == "$" && a.ofGroup:
-		return "ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this " +
-			"consumer by specifying a proper ID, " +
-			"or use the > ID to get new messages. The $ ID would just return an empty result set."
+		return refusal("ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of " +
+			"this consumer by specifying a proper ID, or use the > ID to get new messages. The $ ID would just " +
+			"return an empty result set.")
 	case id == "$":
 		a.from[i] = s.Last
 	case id == ">" && !a.ofGroup:
-		return "ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option."
+		return refusal("ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> " +
+			"<consumer> option.")
 	case id == ">":
 		a.news[i] = true
 	default:
 		var ok bool
 		if a.from[i], ok = parseID(a.ids[i]); !ok {
-			return errStreamID
+			return refusal(errStreamID)
 		}
 		a.news[i] = a.ofGroup && a.from[i] == collection.MaxStreamID // which is Redis's word for >
 	}
-	return ""
+	return nil
 }
 
 // try reads what there is in streams of these names. A client that waits has its ids from the first time.
 // A stream named twice is read twice. It returns false, without a reply, if there is nothing new in any of them.
-func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	t.load(names...)
 	if !again {
 		for i := range a.names {
-			if bad := a.begin(t, i); bad != "" {
-				w.Error(bad)
-				return true
+			if err := a.begin(t, i); err != nil {
+				return true, err
 			}
 		}
 	}
-	// The number of streams comes before them, so they are put together apart; fail has the error of the first one that
-	// fails.
-	var out, fail resp.Writer
+	// The number of streams comes before them, so they are put together apart.
+	var out resp.Writer
 	out.Proto = w.Proto
 	n := 0
 	for i, name := range a.names {
@@ -228,30 +223,25 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 		// nothing new to others.
 		k := a.streamOf(t, name)
 		if t.failed() {
-			return true
+			return true, nil
 		}
-		var served, ok bool
+		served, err := false, error(nil)
 		switch {
 		case k.present && k.typ == client.Stream:
-			served, ok = a.read(t, k, i, again, &out, &fail)
+			served, err = a.read(t, k, i, again, &out)
 		case a.ofGroup:
-			fail.Error("UNBLOCKED the stream key no longer exists")
-		default:
-			ok = true
+			err = refusal("UNBLOCKED the stream key no longer exists")
 		}
-		switch {
-		case !ok && n > 0 && fail.Len() > 0: // what has been read before it has not been read then
-			t.err = resultError(bytes.Trim(fail.Bytes(), "-\r\n"))
-			return true
-		case !ok:
-			w.Raw(fail.Bytes())
-			w.Errors += fail.Errors
-			return true
+		if err != nil {
+			if n > 0 && err != errRoom { // what has been read before it has not been read then
+				t.err = resultError(err.Error())
+			}
+			return true, err
 		}
 		n += int(bit(served))
 	}
 	if n == 0 {
-		return false
+		return false, nil
 	}
 	if w.Proto == 3 {
 		w.Map(n)
@@ -259,7 +249,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 		w.Array(n)
 	}
 	w.Raw(out.Bytes())
-	return true
+	return true, nil
 }
 
 // limit is how many entries the reply may have of each stream.
@@ -271,40 +261,42 @@ func (a *readArgs) limit(again bool) int64 {
 	return a.count
 }
 
-// read reads one stream; ok is false if it failed, which it says, or has no room.
+// read reads one stream.
 // served says that the reply has the stream: XREADGROUP of what is pending has it even if that is nothing.
-func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Writer) (served, ok bool) {
+func (a *readArgs) read(t *staged, k *key, i int, again bool, out *resp.Writer) (served bool, err error) {
 	name := a.names[i]
-	s, ok := parsedStream(k.value, name, fail)
-	if !ok {
-		return false, false
+	s, err := parsedStream(k.value, name)
+	if err != nil {
+		return false, err
 	}
 	from := a.from[i]
 	if a.ofGroup {
 		g := s.Group(a.group)
 		switch {
 		case g == nil:
-			fail.Error("NOGROUP the consumer group this client was blocked on no longer exists")
-			return false, false
+			return false, refusal("NOGROUP the consumer group this client was blocked on no longer exists")
 		case !a.news[i]:
-			return true, a.readAgain(t, k, i, out, fail)
+			return true, a.readAgain(t, k, i, out)
 		}
 		from = g.Last
 	}
 	// Nearly always a client that is up to date is told so by the last id, without a look at entries.
 	start, ok := from.Next()
 	if !ok || start.Compare(s.Last) > 0 {
-		return false, true
+		return false, nil
 	}
 	n, err := countRange(s, start, collection.MaxStreamID, a.limit(again))
 	if err != nil || n == 0 {
-		return false, streamOK(err, name, fail)
+		return false, streamError(err, name)
 	}
 	a.head(name, out)
-	if err := writeRange(out, s, start, collection.MaxStreamID, false, n); !streamOK(err, name, fail) {
-		return false, false
+	if err := writeRange(out, s, start, collection.MaxStreamID, false, n); err != nil {
+		return false, streamError(err, name)
 	}
-	return true, !a.ofGroup || a.deliver(t, k, name, start, n, fail)
+	if a.ofGroup {
+		return true, a.deliver(t, k, name, start, n)
+	}
+	return true, nil
 }
 
 // head begins what the reply has of a stream.
@@ -319,14 +311,14 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 // deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
 // It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use.
 // If the reply is lost on its way the entry is pending, and the consumer reads it again.
-func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int, fail *resp.Writer) bool {
-	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, n), fail)
-	if !ok {
-		return false
+func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int) error {
+	s, err := k.editStream(name, collection.StreamGroupRoom(a.consumer, n))
+	if err != nil {
+		return err
 	}
 	first, err := s.Edge(false)
-	if !streamOK(err, name, fail) {
-		return false
+	if err != nil {
+		return streamError(err, name)
 	}
 	g := s.Group(a.group)
 	consumer := a.see(t, k, g)
@@ -345,7 +337,10 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 		n--
 		return n > 0
 	})
-	return streamOK(err, name, fail) && k.setStream(s, true, name, fail)
+	if err != nil {
+		return streamError(err, name)
+	}
+	return k.setStream(s, true, name)
 }
 
 // see notes that the consumer was seen, and makes it if it is new.
@@ -360,11 +355,11 @@ func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer i
 
 // readAgain gives what is pending for the consumer once more.
 // It counts as another delivery of each. Entries that were deleted are ids with null.
-func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) bool {
+func (a *readArgs) readAgain(t *staged, k *key, i int, out *resp.Writer) error {
 	name := a.names[i]
-	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0), fail)
-	if !ok {
-		return false
+	s, err := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0))
+	if err != nil {
+		return err
 	}
 	g := s.Group(a.group)
 	consumer := a.see(t, k, g)
@@ -382,8 +377,8 @@ func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) b
 		n++
 		e, found, err := s.Find(p.ID)
 		switch {
-		case !streamOK(err, name, fail):
-			return false
+		case err != nil:
+			return streamError(err, name)
 		case found:
 			p.Delivered, p.Times = k.now, p.Times+1
 			g.Pending.Set(j, p)
@@ -394,11 +389,11 @@ func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) b
 			list.NullArray()
 		}
 	}
-	if !k.setStream(s, true, name, fail) {
-		return false
+	if err := k.setStream(s, true, name); err != nil {
+		return err
 	}
 	a.head(name, out)
 	out.Array(int(n))
 	out.Raw(list.Bytes())
-	return true
+	return nil
 }

@@ -49,20 +49,15 @@ func (k *key) typed(t client.Type) error {
 	return nil
 }
 
-// is reports whether typed holds, and replies with the refusal if not.
-func (k *key) is(t client.Type, w *resp.Writer) bool {
-	err := k.typed(t)
-	writeRefusal(w, err)
-	return err == nil
-}
-
-// hasOrZero reports whether there is a value of a type. If there is none it replied 0, and if there is one of another
-// type, so. Redis has such commands look whether there is a key before they look at its type.
-func (k *key) hasOrZero(t client.Type, w *resp.Writer) bool {
+// hasOrZero reports whether there is a value of a type. If there is none it replied 0. Redis has such commands look
+// whether there is a key before they look at its type.
+func (k *key) hasOrZero(t client.Type, w *resp.Writer) (has bool, err error) {
 	if !k.present {
 		w.Int(0)
+		return false, nil
 	}
-	return k.present && k.is(t, w)
+	err = k.typed(t)
+	return err == nil, err
 }
 
 func (k *key) setAs(t client.Type, value []byte, expires int64) {
@@ -84,23 +79,22 @@ func (k *key) delete() {
 	k.present, k.value, k.expires, k.flags, k.typ, k.changed = false, nil, 0, 0, client.Plain, true
 }
 
-// mutable is the value in a buffer that may be written to, with room for n bytes; ok is
-// false, and the command is to be given up, if that needs memory that has to be taken first.
-// n is the length that the value is going to have at most, in bytes. The copy is what makes a command safe to run
-// again.
-func (k *key) mutable(n int) (b []byte, ok bool) {
+// mutable is the value in a buffer that may be written to, with room for n bytes. The error is errRoom, and the command
+// is to be given up, if that needs memory that has to be taken first. n is the length that the value is going to have
+// at most, in bytes. The copy is what makes a command safe to run again.
+func (k *key) mutable(n int) (b []byte, err error) {
 	if n > k.room {
 		k.want = n
-		return nil, false
+		return nil, errRoom
 	}
 	if cap(k.own) < n {
 		b := make([]byte, len(k.value), max(n, 2*cap(k.own)))
 		copy(b, k.value)
 		k.own = b
-		return b, true
+		return b, nil
 	}
 	k.own = append(k.own[:0], k.value...)
-	return k.own, true
+	return k.own, nil
 }
 
 // setInt stores n and keeps expiry and flags.
@@ -349,8 +343,8 @@ func cmdGetEX(k *key, args [][]byte, w *resp.Writer) error {
 		w.Null()
 		return nil
 	}
-	if bad != errSyntax && !k.is(client.Plain, w) {
-		return nil
+	if err := k.typed(client.Plain); bad != errSyntax && err != nil {
+		return err
 	}
 	if bad != "" {
 		return refusal(bad)
@@ -372,9 +366,9 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) error {
 	if n > k.maxValue {
 		return refusal(errTooLong)
 	}
-	b, ok := k.mutable(n)
-	if !ok {
-		return nil
+	b, err := k.mutable(n)
+	if err != nil {
+		return err
 	}
 	k.own = append(b, args[2]...)
 	k.set(k.own, k.expires)
@@ -455,8 +449,11 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 		return refusal(errNotInt)
 	case off < 0:
 		return refusal(errOffset)
-	case !k.is(client.Plain, w):
-		return nil
+	}
+	if err := k.typed(client.Plain); err != nil {
+		return err
+	}
+	switch {
 	case len(args[3]) == 0:
 		w.Int(int64(len(k.value)))
 		return nil
@@ -466,9 +463,9 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 	at := int(off)
 	n := max(len(k.value), at+len(args[3]))
 	had := len(k.value)
-	b, ok := k.mutable(n)
-	if !ok {
-		return nil
+	b, err := k.mutable(n)
+	if err != nil {
+		return err
 	}
 	b = b[:n]
 	if at > had {

@@ -15,14 +15,16 @@ func parseBPop(left bool) func(args [][]byte) (blocking, string) {
 		names := args[1 : len(args)-1]
 		b.timeout, bad = parseTimeout(args[len(args)-1])
 		b.names, b.line = names, lineOfLists
-		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
-			return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
-				if k.popList(name, left, 1, w, func(int) {
+		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+			return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
+				err := k.popList(name, left, 1, w, func(int) {
 					w.Array(2)
 					w.Bulk(name)
-				}) {
+				})
+				if err == nil {
 					t.name(k, onList, endOf(left)+"pop")
 				}
+				return err
 			})
 		}
 		return b, bad
@@ -48,7 +50,7 @@ func parseBRPopLPush(args [][]byte) (blocking, string) {
 func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
 	b.timeout, bad = parseTimeout(timeout)
 	b.names, b.line, b.one = args[1:2], lineOfLists, true
-	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) bool {
+	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
 	}
 	return b, bad

@@ -98,7 +98,7 @@ func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {
 		return z, err
 	}
 	if z, err = collection.ParseZSet(k.value); err != nil {
-		return z, refusal(collectionError(client.SortedSet, name, err))
+		return z, collectionError(client.SortedSet, name, err)
 	}
 	return z, nil
 }
@@ -120,7 +120,7 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 	}
 	n := z.ChangedLen(drop, add)
 	if n > min(collection.MaxLen, k.maxValue) && n > len(k.value) { // a limit that was lowered does not keep members
-		return refusal(collectionError(client.SortedSet, nil, collection.ErrTooLong))
+		return collectionError(client.SortedSet, nil, collection.ErrTooLong)
 	}
 	if n > k.room {
 		k.want = n
@@ -478,9 +478,9 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) er
 // cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT
 // choose.
 func cmdZScan(k *key, args [][]byte, w *resp.Writer) error {
-	a, ok := k.scanOf(client.SortedSet, args, w)
-	if !ok {
-		return nil
+	a, some, err := k.scanOf(client.SortedSet, args, w)
+	if !some {
+		return err
 	}
 	z, err := k.sortedSet(args[1])
 	if err != nil {

@@ -96,8 +96,8 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 // member and its score are an array. names are those of the sets whose turn it is; false: none of them has a member,
 // and nothing was written.
 func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
-	nested bool) bool {
-	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
+	nested bool) (found bool, err error) {
+	return firstOf(t, names, client.SortedSet, again, func(k *key, name []byte) error {
 		z, err := k.sortedSet(name)
 		if err == nil {
 			if err = popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested); a.top {
@@ -106,12 +106,12 @@ func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, beg
 				t.name(k, onZSet, "zpopmin")
 			}
 		}
-		writeRefusal(w, err)
+		return err
 	})
 }
 
 // tryNested is try with the reply of ZMPOP.
-func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	return a.try(t, names, again, w, func(name []byte, n int) {
 		w.Array(2)
 		w.Bulk(name)
@@ -121,13 +121,14 @@ func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Write
 
 func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
 	a, err := parseZMPop(args[1:])
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !a.tryNested(t, a.names, false, w):
+	}
+	found, err := a.tryNested(t, a.names, false, w)
+	if err == nil && !found {
 		w.NullArray()
 	}
-	return nil
+	return err
 }
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
@@ -137,7 +138,7 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 		a := zpopArgs{top: top, count: 1}
 		b.timeout, bad = parseTimeout(args[len(args)-1])
 		b.names, b.line = args[1:len(args)-1], lineOfZSets
-		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return a.try(t, names, again, w, func(name []byte, n int) {
 				w.Array(1 + 2*n)
 				w.Bulk(name)
@@ -279,7 +280,7 @@ func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
 		z, err = collection.ParseZSet(z.AppendChanged(nil, nil, list))
 	}
 	if err != nil {
-		return z, refusal(collectionError(client.Set, name, err))
+		return z, collectionError(client.Set, name, err)
 	}
 	return z, nil
 }
