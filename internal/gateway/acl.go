@@ -317,7 +317,7 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 	case len(args) == 3:
 		var ok bool
 		if count, ok = resp.ParseInt(args[2]); !ok {
-			return refusal(errNotInt)
+			return errNotInt
 		}
 	}
 	now := time.Now()
@@ -353,7 +353,7 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 	if len(args) == 3 {
 		var ok bool
 		if bits, ok = resp.ParseInt(args[2]); !ok {
-			return refusal(errNotInt)
+			return errNotInt
 		}
 		if bits <= 0 || bits > 4096 {
 			return refusal("ERR ACL GENPASS argument must be the number of bits for the output password, a " +

@@ -409,14 +409,14 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 	var value []byte
 	var cond client.Cond
 	var at int64
-	var bad string
+	var err error
 	switch cmd.special {
 	case plainSet:
 		value = args[2]
 		want = put
 		if len(args) > 3 {
 			var a setArgs
-			a, bad = parseSet("set", args[3:], b.now, false)
+			a, err = parseSet("set", args[3:], b.now, false)
 			at = a.expires
 			switch {
 			case a.get || a.keepTTL:
@@ -431,10 +431,10 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 		value, cond = args[2], client.IfAbsent
 	case setFor1, setFor1000:
 		value = args[3]
-		at, bad = expireAt(cmd.name, args[2], cmd.special == setFor1000, false, b.now)
+		at, err = expireAt(cmd.name, args[2], cmd.special == setFor1000, false, b.now)
 	}
-	if bad != "" {
-		b.refuse(cmd, args, bad)
+	if err != nil {
+		b.refuse(cmd, args, err.Error())
 		return nil
 	}
 	if at != 0 && at <= b.now {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -29,12 +30,14 @@ func bitCommands() []*command {
 // bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are
 // wrong write, as in Redis.
 func bitFieldNeeds(args [][]byte) acl.Need {
-	for i := 2; i < len(args); i++ {
-		switch more := len(args) - 1 - i; {
-		case fold(args[i], "get") && more >= 2:
-			i += 2
-		case fold(args[i], "overflow") && more >= 1:
-			i++
+	p := optionsOf(args[min(2, len(args)):])
+	for p.More() {
+		switch {
+		case p.Option("get", 2):
+			p.Str()
+			p.Str()
+		case p.Option("overflow", 1):
+			p.Str()
 		default:
 			return acl.NeedRead | acl.NeedWrite
 		}
@@ -174,7 +177,7 @@ func cmdBitCount(k *key, args [][]byte, w *resp.Writer) error {
 		start, ok1 := resp.ParseInt(args[2])
 		end, ok2 := resp.ParseInt(args[3])
 		if !ok1 || !ok2 {
-			return refusal(errNotInt)
+			return errNotInt
 		}
 		if start < 0 && end < 0 && start > end {
 			w.Int(0)
@@ -184,12 +187,12 @@ func cmdBitCount(k *key, args [][]byte, w *resp.Writer) error {
 		if len(args) == 5 {
 			var ok bool
 			if inBits, ok = bitUnit(args[4]); !ok {
-				return refusal(errSyntax)
+				return errSyntax
 			}
 		}
 		r = newBitRange(start, end, inBits, len(k.value))
 	case len(args) != 2:
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	w.Int(countBits(k.value, r))
 	return nil
@@ -220,7 +223,7 @@ func countBits(v []byte, r bitRange) (n int64) {
 func cmdBitPos(k *key, args [][]byte, w *resp.Writer) error {
 	want, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	if want&^1 != 0 {
 		return refusal("ERR The bit argument must be 1 or 0.")
@@ -235,22 +238,22 @@ func cmdBitPos(k *key, args [][]byte, w *resp.Writer) error {
 	r, endGiven := bitRange{0, 8 * int64(len(k.value))}, false
 	switch n := len(args); {
 	case n > 6:
-		return refusal(errSyntax)
+		return errSyntax
 	case n > 3:
 		start, ok := resp.ParseInt(args[3])
 		if !ok {
-			return refusal(errNotInt)
+			return errNotInt
 		}
 		inBits := false
 		if n == 6 {
 			if inBits, ok = bitUnit(args[5]); !ok {
-				return refusal(errSyntax)
+				return errSyntax
 			}
 		}
 		end := int64(len(k.value)) - 1
 		if n > 4 {
 			if end, ok = resp.ParseInt(args[4]); !ok {
-				return refusal(errNotInt)
+				return errNotInt
 			}
 			endGiven = true
 		}
@@ -293,52 +296,58 @@ type fieldOp struct {
 	arg      int64 // of SET and INCRBY
 }
 
-// parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the
-// value has at least when all are done, 0 if all of them read.
-func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string) {
+// parseFieldOps reads the operations. end is how many bytes the value has at least when all are done, 0 if all of them
+// read.
+func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, err error) {
 	// OVERFLOW is about the operations behind it, up to the next one.
 	overflow := byte('w')
-	for len(args) > 0 {
-		name, rest := args[0], args[1:]
+	p := optionsOf(args)
+	for p.More() {
 		op := fieldOp{overflow: overflow}
 		switch {
-		case fold(name, "get") && len(rest) >= 2:
+		case p.Option("get", 2):
 			op.kind = 'g'
-		case fold(name, "set") && len(rest) >= 3:
+		case p.Option("set", 3):
 			op.kind = 's'
-		case fold(name, "incrby") && len(rest) >= 3:
+		case p.Option("incrby", 3):
 			op.kind = 'i'
-		case fold(name, "overflow") && len(rest) >= 1:
+		case p.Option("overflow", 1):
 			switch {
-			case fold(rest[0], "wrap"), fold(rest[0], "sat"), fold(rest[0], "fail"):
-				overflow = rest[0][0] | 0x20
+			case p.Flag("wrap"):
+				overflow = 'w'
+			case p.Flag("sat"):
+				overflow = 's'
+			case p.Flag("fail"):
+				overflow = 'f'
 			default:
-				return nil, 0, "ERR Invalid OVERFLOW type specified"
+				p.Refuse("ERR Invalid OVERFLOW type specified")
 			}
-			args = rest[1:]
 			continue
 		default:
-			return nil, 0, errSyntax
+			p.Wrong()
 		}
-		var ok bool
-		if op.signed, op.width, ok = fieldType(rest[0]); !ok {
-			return nil, 0, "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but " +
-				"i64 is."
-		}
-		if op.at, ok = bitOffset(rest[1], op.width, most); !ok {
-			return nil, 0, errBitOffset
-		}
-		if args = rest[2:]; op.kind != 'g' {
-			if op.arg, ok = resp.ParseInt(rest[2]); !ok {
-				return nil, 0, errNotInt
-			}
-			args = rest[3:]
+		op.parse(&p, most)
+		if op.kind != 'g' {
 			// Only operations that write make the string longer, even if what they write is 0.
 			end = max(end, int((op.at+int64(op.width)-1)>>3)+1)
 		}
 		ops = append(ops, op)
 	}
-	return ops, end, ""
+	return ops, end, p.End()
+}
+
+// parse reads what is behind the operation's name.
+func (o *fieldOp) parse(p *args.Parser, most int) {
+	var ok bool
+	if o.signed, o.width, ok = fieldType(p.Str()); !ok {
+		p.Refuse("ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is.")
+	}
+	if o.at, ok = bitOffset(p.Str(), o.width, most); !ok {
+		p.Refuse(errBitOffset)
+	}
+	if o.kind != 'g' {
+		o.arg = p.Int()
+	}
 }
 
 // fieldType reads i1 to i64 and u1 to u63.
@@ -364,9 +373,9 @@ func cmdBitField(k *key, args [][]byte, w *resp.Writer) error   { return bitFiel
 // Operations see what those before them have done. The string is made as long as the last of them needs, even if that
 // fails.
 func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) error {
-	ops, end, bad := parseFieldOps(args[2:], k.maxValue)
-	if bad != "" {
-		return refusal(bad)
+	ops, end, err := parseFieldOps(args[2:], k.maxValue)
+	if err != nil {
+		return err
 	}
 	if readOnly && end > 0 {
 		return refusal("ERR BITFIELD_RO only supports the GET subcommand")
@@ -494,7 +503,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) error {
 	switch {
 	case fold(op, "and"), fold(op, "or"), fold(op, "xor"):
 	case !fold(op, "not"):
-		return refusal(errSyntax)
+		return errSyntax
 	case len(names) != 1:
 		return refusal("ERR BITOP NOT must be called with a single source key.")
 	}

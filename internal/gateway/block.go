@@ -57,15 +57,15 @@ type blocking struct {
 	try func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
 }
 
-// blockingOn makes a command that waits. parse has all of its arguments and may keep them; it returns the error reply
-// otherwise. Where nothing may wait, which is in transactions, the command is one on several keys.
-func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, string),
+// blockingOn makes a command that waits. parse has all of its arguments and may keep them. Where
+// nothing may wait, which is in transactions, the command is one on several keys.
+func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, error),
 	summary string) *command {
 	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) error {
-		b, bad := parse(args)
+		b, err := parse(args)
 		switch {
-		case bad != "":
-			return refusal(bad)
+		case err != nil:
+			return err
 		case b.reads && b.timeout != noWait && t.scripted:
 			return refusal("ERR " + name + " command is not allowed with BLOCK option from scripts")
 		}
@@ -448,12 +448,12 @@ func (x *waiter) told() ending {
 // time. The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and holds no lock while
 // it waits, nor anything of what it has read. An error ends the connection without a reply: the client is gone.
 func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
-	b, bad := c.parseBlocking(cmd, args)
-	if bad != "" {
+	b, err := c.parseBlocking(cmd, args)
+	if err != nil {
 		if c.shows(cmd) {
 			c.showCommand(cmd, args, len(args), c.db)
 		}
-		w.Error(bad)
+		w.Error(err.Error())
 		return 0, nil
 	}
 	if b.timeout == noWait {
@@ -533,17 +533,17 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 }
 
-// parseBlocking reads the arguments of a command that may wait; bad is the error reply if they, or a name among them,
+// parseBlocking reads the arguments of a command that may wait; the error is the reply if they, or a name among them,
 // are no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would
 // write it.
-func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, bad string) {
-	b, bad = cmd.block(args)
+func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, err error) {
+	b, err = cmd.block(args)
 	for _, name := range b.names {
-		if bad == "" {
-			bad = badKey(c.in, name)
+		if bad := badKey(c.in, name); err == nil && bad != "" {
+			err = refusal(bad)
 		}
 	}
-	return b, bad
+	return b, err
 }
 
 // awaitKeys waits for something to happen to a client in the queues: that its keys are to be looked at, which woken
@@ -652,19 +652,19 @@ func (t *staged) putBack() bool {
 // and 0 here.
 func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 	why := endTimeout
+	p := optionsOf(args[3:])
 	switch {
 	case len(args) > 4:
 		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
-
-	case len(args) == 4 && fold(args[3], "error"):
+	case p.Flag("error"):
 		why = endError
-	case len(args) == 4 && !fold(args[3], "timeout"):
+	case p.More() && !p.Flag("timeout"):
 		return refusal("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
 	}
 	id, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	c.g.mu.Lock()
 	other := c.g.mu.conns[id]

@@ -213,7 +213,7 @@ func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) error {
 	slot, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		return refusal(errNotInt)
+		return errNotInt
 	case slot < 0 || slot >= slots:
 		return refusal("ERR Invalid slot")
 	}
@@ -231,7 +231,7 @@ func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) error {
 	count, ok2 := resp.ParseInt(args[3])
 	switch {
 	case !ok1 || !ok2:
-		return refusal(errNotInt)
+		return errNotInt
 	case slot < 0 || slot >= slots || count < 0:
 		return refusal("ERR Invalid slot or number of keys")
 	}

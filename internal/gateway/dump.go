@@ -31,42 +31,31 @@ type restoreArgs struct {
 	replace, absolute bool // REPLACE; ABSTTL: the time is a Unix time
 }
 
-// parseRestore reads what is behind the payload; bad is the error reply.
-func parseRestore(args [][]byte) (a restoreArgs, bad string) {
+// parseRestore reads what is behind the payload.
+func parseRestore(args [][]byte) (a restoreArgs, err error) {
 	idle, freq := false, false
-	for i := 4; i < len(args); i++ {
-		more := i+1 < len(args)
+	p := optionsOf(args[4:])
+	for p.More() {
 		switch {
-		case fold(args[i], "replace"):
+		case p.Flag("replace"):
 			a.replace = true
-		case fold(args[i], "absttl"):
+		case p.Flag("absttl"):
 			a.absolute = true
 		// Redis takes either of them, as its policy is, and not both.
-		case fold(args[i], "idletime") && more && !freq:
-			i++
-			n, ok := resp.ParseInt(args[i])
-			if !ok {
-				return a, errNotInt
+		case !freq && p.Option("idletime", 1):
+			if idle = true; p.Int() < 0 {
+				p.Refuse("ERR Invalid IDLETIME value, must be >= 0")
 			}
-			if n < 0 {
-				return a, "ERR Invalid IDLETIME value, must be >= 0"
-			}
-			idle = true
-		case fold(args[i], "freq") && more && !idle:
-			i++
-			n, ok := resp.ParseInt(args[i])
-			if !ok {
-				return a, errNotInt
-			}
-			if n < 0 || n > 255 {
-				return a, "ERR Invalid FREQ value, must be >= 0 and <= 255"
-			}
+		case !idle && p.Option("freq", 1):
 			freq = true
+			if n := p.Int(); n < 0 || n > 255 {
+				p.Refuse("ERR Invalid FREQ value, must be >= 0 and <= 255")
+			}
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
 // restoreRatio is more times than a payload's length its value can have, in memory, by compression or by being in many
@@ -86,16 +75,16 @@ func mostRestored(payload []byte) int {
 // cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
 // The time is in ms, from now on or as Unix time with ABSTTL, and 0 is never. A time that has passed leaves no key.
 func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseRestore(args)
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseRestore(args)
+	if err != nil {
+		return err
 	}
 	if !a.replace && k.present {
 		return refusal("BUSYKEY Target key name already exists.")
 	}
 	ttl, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	if ttl < 0 {
 		return refusal("ERR Invalid TTL value, must be >= 0")

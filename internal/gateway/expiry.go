@@ -78,19 +78,23 @@ func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) error {
 // A key that does not expire has, to GT and LT, the expiry at infinity.
 func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) error {
 	var nx, xx, gt, lt bool
-	for _, o := range args[3:] {
+	p := optionsOf(args[3:])
+	for p.More() {
 		switch {
-		case fold(o, "nx"):
+		case p.Flag("nx"):
 			nx = true
-		case fold(o, "xx"):
+		case p.Flag("xx"):
 			xx = true
-		case fold(o, "gt"):
+		case p.Flag("gt"):
 			gt = true
-		case fold(o, "lt"):
+		case p.Flag("lt"):
 			lt = true
 		default:
-			return refusal("ERR Unsupported option " + string(o))
+			p.Refuse(refusal("ERR Unsupported option " + string(p.Str())))
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	switch {
 	case nx && (xx || gt || lt):
@@ -100,17 +104,17 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 	}
 	at, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	if seconds {
 		if at > math.MaxInt64/1000 || at < math.MinInt64/1000 {
-			return refusal(badExpire(name))
+			return badExpire(name)
 		}
 		at *= 1000
 	}
 	if !absolute {
 		if at > math.MaxInt64-k.now {
-			return refusal(badExpire(name))
+			return badExpire(name)
 		}
 		at += k.now
 	}
@@ -235,15 +239,12 @@ const (
 // string has nothing to sample.
 // The unit is bytes. Each further copy takes as much, and the index its share besides.
 func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) error {
-	if rest := args[3:]; len(rest) > 0 {
-		if len(rest) != 2 || !fold(rest[0], "samples") {
-			return refusal(errSyntax)
-		}
-		if n, ok := resp.ParseInt(rest[1]); !ok {
-			return refusal(errNotInt)
-		} else if n < 0 {
-			return refusal(errSyntax)
-		}
+	p := optionsOf(args[3:])
+	if p.Left() == 2 && p.Flag("samples") && p.Int() < 0 {
+		p.Wrong()
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	if !k.present {
 		w.Null()

@@ -182,12 +182,12 @@ func functionCaller(readOnly bool) severalFunc {
 		if f.library == nil {
 			return refusal("ERR Function not found")
 		}
-		n, bad := keysOfScript(args, "ERR Bad number of keys provided")
-		if bad == "" && readOnly && !f.NoWrites() {
-			bad = errScriptFlag
-		}
-		if bad != "" {
-			return refusal(bad)
+		n, err := keysOfScript(args, "ERR Bad number of keys provided")
+		switch {
+		case err != nil:
+			return err
+		case readOnly && !f.NoWrites():
+			return refusal(errScriptFlag)
 		}
 		t.runScript(runningScript{name: f.Name, args: args}, true, f.NoWrites(), func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)

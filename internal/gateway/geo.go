@@ -71,76 +71,74 @@ func gcd(a, b int) int {
 	return a
 }
 
-// unitOf is a unit's metres, or the error reply.
-func unitOf(b []byte) (metres float64, bad string) {
+// unitOf is a unit's metres.
+func unitOf(b []byte) (metres float64, err error) {
 	switch {
 	case fold(b, "m"):
-		return 1, ""
+		return 1, nil
 	case fold(b, "km"):
-		return 1000, ""
+		return 1000, nil
 	case fold(b, "ft"):
-		return 0.3048, ""
+		return 0.3048, nil
 	case fold(b, "mi"):
-		return 1609.34, ""
+		return 1609.34, nil
 	}
-	return 0, "ERR unsupported unit provided. please use M, KM, FT, MI"
+	return 0, refusal("ERR unsupported unit provided. please use M, KM, FT, MI")
 }
 
-// parsePosition reads longitude and latitude, or returns the error reply.
+// parsePosition reads longitude and latitude.
 // Both are in degrees, and latitudes end at some 85°, as those of web maps do.
-func parsePosition(args [][]byte) (p geo.Position, bad string) {
+func parsePosition(lon, lat []byte) (p geo.Position, err error) {
 	var ok1, ok2 bool
-	p.Lon, ok1 = scoreOf(args[0])
-	p.Lat, ok2 = scoreOf(args[1])
+	p.Lon, ok1 = scoreOf(lon)
+	p.Lat, ok2 = scoreOf(lat)
 	switch {
 	case !ok1 || !ok2:
 		return p, errNotFloat
 	case !p.Valid():
-		return p, "ERR invalid longitude,latitude pair " + cFixed(p.Lon) + "," + cFixed(p.Lat)
+		return p, refusal("ERR invalid longitude,latitude pair " + cFixed(p.Lon) + "," + cFixed(p.Lat))
 	}
-	return p, ""
+	return p, nil
 }
 
 // cmdGeoAdd is ZADD with the positions' scores. All positions are read before any is added.
 func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
 	var a zaddArgs
-	opts := args[2:]
-	for len(opts) > 0 {
+	p := optionsOf(args[2:])
+	for options := true; options; {
 		switch {
-		case fold(opts[0], "nx"):
+		case p.Flag("nx"):
 			a.nx = true
-		case fold(opts[0], "xx"):
+		case p.Flag("xx"):
 			a.xx = true
-		case fold(opts[0], "ch"):
+		case p.Flag("ch"):
 			a.ch = true
 		default:
-			if len(opts)%3 != 0 || a.nx && a.xx {
-				return refusal(errSyntax)
-			}
-			for i := 0; i < len(opts); i += 3 {
-				p, bad := parsePosition(opts[i:])
-				if bad != "" {
-					return refusal(bad)
-				}
-				a.scores, a.members = append(a.scores, float64(p.Score())), append(a.members, opts[i+2])
-			}
-			return zadd(k, args[1], &a, w)
+			options = false
 		}
-		opts = opts[1:]
 	}
-	return refusal(errSyntax)
+	if !p.More() || p.Left()%3 != 0 || a.nx && a.xx {
+		return errSyntax
+	}
+	for p.More() {
+		at, err := parsePosition(p.Str(), p.Str())
+		if err != nil {
+			return err
+		}
+		a.scores, a.members = append(a.scores, float64(at.Score())), append(a.members, p.Str())
+	}
+	return zadd(k, args[1], &a, w)
 }
 
 // cmdGeoDist is null if one of the members is not there. Positions have the precision of their score, some metre.
 func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
-	unit := 1.0
+	unit, err := 1.0, error(nil)
 	if len(args) == 5 {
-		var bad string
-		if unit, bad = unitOf(args[4]); bad != "" {
-			return refusal(bad)
+		if unit, err = unitOf(args[4]); err != nil {
+			return err
 		}
 	} else if len(args) > 5 {
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	z, err := k.sortedSet(args[1])
 	if err != nil {
@@ -273,21 +271,21 @@ func georadius(kind geoquery) severalFunc {
 
 // parse reads all arguments.
 func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) error {
-	var bad string
+	var err error
 	switch {
 	case q.search:
 	// Without the key there is no member to begin with, and nothing to be found, so Redis does not look at the radius.
 	case q.member && present:
-		if bad = q.fromMemberOf(z, args[2]); bad == "" {
-			bad = q.parseRadius(args[3:])
+		if err = q.fromMemberOf(z, args[2]); err == nil {
+			err = q.parseRadius(args[3], args[4])
 		}
 	case !q.member:
-		if q.shape.Center, bad = parsePosition(args[2:]); bad == "" {
-			bad = q.parseRadius(args[4:])
+		if q.shape.Center, err = parsePosition(args[2], args[3]); err == nil {
+			err = q.parseRadius(args[4], args[5])
 		}
 	}
-	if bad != "" {
-		return refusal(bad)
+	if err != nil {
+		return err
 	}
 	p := optionsOf(args[q.at:])
 	for p.More() {
@@ -351,67 +349,66 @@ func (q *geoquery) parseOption(p *args.Parser, z collection.ZSet, present bool) 
 
 // parseShape reads the options that GEOSEARCH has for center and shape.
 func (q *geoquery) parseShape(p *args.Parser, z collection.ZSet, present bool) {
-	var bad string
+	var err error
 	switch {
 	case !q.fromPosition && p.Option("frommember", 1):
 		member := p.Str()
 		if q.fromMember = true; present {
-			bad = q.fromMemberOf(z, member)
+			err = q.fromMemberOf(z, member)
 		}
 	case !q.fromMember && p.Option("fromlonlat", 2):
 		q.fromPosition = true
-		q.shape.Center, bad = parsePosition([][]byte{p.Str(), p.Str()})
+		q.shape.Center, err = parsePosition(p.Str(), p.Str())
 	case !q.byBox && p.Option("byradius", 2):
 		q.byRadius = true
-		bad = q.parseRadius([][]byte{p.Str(), p.Str()})
+		err = q.parseRadius(p.Str(), p.Str())
 	case !q.byRadius && p.Option("bybox", 3):
 		q.byBox, q.shape.Box = true, true
-		width, height, unit := p.Str(), p.Str(), p.Str()
-		bad = q.parseBox(width, height, unit)
+		err = q.parseBox(p.Str(), p.Str(), p.Str())
 	default:
-		bad = errSyntax
+		p.Wrong()
 	}
-	if bad != "" {
-		p.Refuse(refusal(bad))
-	}
+	p.Fail(err)
 }
 
-func (q *geoquery) parseBox(width, height, unit []byte) (bad string) {
+func (q *geoquery) parseBox(width, height, unit []byte) error {
 	var ok bool
 	if q.shape.Width, ok = scoreOf(width); !ok {
-		return "ERR need numeric width"
+		return refusal("ERR need numeric width")
 	}
 	if q.shape.Height, ok = scoreOf(height); !ok {
-		return "ERR need numeric height"
+		return refusal("ERR need numeric height")
 	}
 	if q.shape.Height < 0 || q.shape.Width < 0 {
-		return "ERR height or width cannot be negative"
+		return refusal("ERR height or width cannot be negative")
 	}
-	q.shape.Unit, bad = unitOf(unit)
-	return bad
+	var err error
+	q.shape.Unit, err = unitOf(unit)
+	return err
 }
 
 // fromMemberOf makes a member the center.
 // The member itself is found, too, at distance 0.
-func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) (bad string) {
+func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) error {
 	at := z.Find(member)
 	if at < 0 {
-		return "ERR could not decode requested zset member"
+		return refusal("ERR could not decode requested zset member")
 	}
 	q.shape.Center = geo.Decode(z.Score(at))
-	return ""
+	return nil
 }
 
-func (q *geoquery) parseRadius(args [][]byte) (bad string) {
+func (q *geoquery) parseRadius(radius, unit []byte) error {
 	var ok bool
-	if q.shape.Radius, ok = scoreOf(args[0]); !ok {
-		return "ERR need numeric radius"
+	if q.shape.Radius, ok = scoreOf(radius); !ok {
+		return refusal("ERR need numeric radius")
 	}
 	if q.shape.Radius < 0 {
-		return "ERR radius cannot be negative"
+		return refusal("ERR radius cannot be negative")
 	}
-	q.shape.Unit, bad = unitOf(args[1])
-	return bad
+	var err error
+	q.shape.Unit, err = unitOf(unit)
+	return err
 }
 
 // find looks for the members within the shape, in the order that is asked for. With ANY the first ones do.

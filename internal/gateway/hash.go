@@ -318,7 +318,7 @@ func cmdHDel(k *key, args [][]byte, w *resp.Writer) error {
 func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := resp.ParseInt(args[3])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	value, err := k.hashField(args)
 	if err != nil {
@@ -331,7 +331,7 @@ func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 		}
 	}
 	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
-		return refusal(errOverflow)
+		return errOverflow
 	}
 	var digits [20]byte
 	if err := k.setField(args, strconv.AppendInt(digits[:0], old+by, 10)); err != nil {
@@ -359,7 +359,7 @@ func (k *key) setField(args [][]byte, value []byte) error {
 func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := parseLongDouble(args[3])
 	if !ok {
-		return refusal(errNotFloat)
+		return errNotFloat
 	}
 	if by.IsInf() {
 		return refusal("ERR value is NaN or Infinity")
@@ -377,7 +377,7 @@ func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	var room [64]byte
 	digits, ok := appendSum(room[:0], old, by)
 	if !ok {
-		return refusal(errNotFinite)
+		return errNotFinite
 	}
 	if err := k.setField(args, digits); err != nil {
 		return err
@@ -391,7 +391,7 @@ func randomCount(b []byte) (n int64, err error) {
 	n, ok := resp.ParseInt(b)
 	switch {
 	case !ok:
-		return 0, refusal(errNotInt)
+		return 0, errNotInt
 	case n == math.MinInt64:
 		return 0, refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
 	}
@@ -435,7 +435,7 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
 	withValues := len(args) > 3
 	switch {
 	case len(args) > 4 || withValues && !fold(args[3], "withvalues"):
-		return refusal(errSyntax)
+		return errSyntax
 	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}

@@ -284,8 +284,8 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 		dbs[i] = n
 	}
 	for i := range dbs {
-		if _, bad := c.dbIndex(args[1+i]); bad != "" {
-			return refusal(bad)
+		if _, err := c.dbIndex(args[1+i]); err != nil {
+			return err
 		}
 	}
 	if dbs[0] != dbs[1] {
@@ -304,7 +304,7 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 // gone.
 func (c *conn) flushDatabases(w *resp.Writer, args [][]byte, from, to int) error {
 	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	defer c.g.wroteAll(c) // whatever came of it
 	for _, n := range c.g.namespaces() {
@@ -380,7 +380,7 @@ func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) error {
 	src := t.key(from)
 	switch {
 	case !src.present:
-		return refusal(errNoKey)
+		return errNoKey
 	case bytes.Equal(from, to):
 	case nx && t.key(to).present:
 		w.Int(0)
@@ -414,22 +414,24 @@ func (k *key) become(other *key) {
 // value that the source had at some time while it was made.
 func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
 	db, replace := t.db, false
-	for i := 3; i < len(args); i++ {
+	p := optionsOf(args[3:])
+	for p.More() {
 		switch {
-		case fold(args[i], "replace"):
+		case p.Flag("replace"):
 			replace = true
-		case fold(args[i], "db") && i+1 < len(args):
-			var bad string
-			if db, bad = t.c.dbIndex(args[i+1]); bad != "" {
-				return refusal(bad)
-			}
-			i++
+		case p.Option("db", 1):
+			var err error
+			db, err = t.c.dbIndex(p.Str())
+			p.Fail(err)
 		default:
-			return refusal(errSyntax)
+			p.Wrong()
 		}
 	}
+	if err := p.End(); err != nil {
+		return err
+	}
 	if db == t.db && bytes.Equal(args[1], args[2]) {
-		return refusal(errSameObject)
+		return errSameObject
 	}
 	src := t.peek(args[1])
 	if dbs := t.c.g.dbs; dbs[db].shared == dbs[t.db].shared {
@@ -454,12 +456,12 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
 // cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps
 // (staged.move); a transaction or a script is one, so that there it is refused, unless there is nothing to move.
 func cmdMove(t *staged, args [][]byte, w *resp.Writer) error {
-	db, bad := t.c.dbIndex(args[2])
+	db, err := t.c.dbIndex(args[2])
 	switch {
-	case bad != "":
-		return refusal(bad)
+	case err != nil:
+		return err
 	case db == t.db:
-		return refusal(errSameObject)
+		return errSameObject
 	}
 	src := t.key(args[1])
 	if !src.present {

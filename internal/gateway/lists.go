@@ -278,7 +278,7 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	off, err := k.elementAt(args[1], index)
 	switch {
@@ -299,14 +299,14 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 // cmdLSet never makes a list, and refuses an index beyond it.
 func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
 	if !k.present {
-		return refusal(errNoKey)
+		return errNoKey
 	}
 	if err := k.typed(client.List); err != nil {
 		return err
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	off, err := k.elementAt(args[1], index)
 	switch {
@@ -429,9 +429,10 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 // cmdLInsert looks for the pivot from the head on.
 // It replies with the new length, 0 if there is no list, and -1 if there is no pivot.
 func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
-	after := fold(args[2], "after")
-	if !after && !fold(args[2], "before") {
-		return refusal(errSyntax)
+	p := optionsOf(args[2:3])
+	after := p.Choice("before", "after") == 1
+	if err := p.End(); err != nil {
+		return err
 	}
 	if has, err := k.hasOrZero(client.List, w); !has {
 		return err
@@ -466,7 +467,7 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
 func cmdLRem(k *key, args [][]byte, w *resp.Writer) error {
 	limit, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	if has, err := k.hasOrZero(client.List, w); !has {
 		return err

@@ -299,9 +299,13 @@ func TestTimeouts(t *testing.T) {
 		" 1":               "ERR timeout is not a float or out of range",
 		"9223372036854775": "0s", "1e12": "0s",
 	} {
-		d, bad := parseTimeout([]byte(text))
-		if got := bad; got != want && (bad != "" || d.String() != want) {
-			t.Errorf("%q: %v, %q, want %s", text, d, bad, want)
+		d, err := parseTimeout([]byte(text))
+		got := d.String()
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
 		}
 	}
 }

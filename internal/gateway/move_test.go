@@ -28,9 +28,9 @@ func TestMove(t *testing.T) {
 		command string
 		reply   string
 	}{
-		{p, "MOVE k 0", "-" + errSameObject + "\r\n"},
+		{p, "MOVE k 0", "-" + string(errSameObject) + "\r\n"},
 		{p, "MOVE k 2", "-ERR DB index is out of range\r\n"},
-		{p, "MOVE k x", "-" + errNotInt + "\r\n"},
+		{p, "MOVE k x", "-" + string(errNotInt) + "\r\n"},
 		{p, "MOVE none 1", ":0\r\n"},
 		{p, "PEXPIREAT k 4000000000123", ":1\r\n"},
 		{p, "MOVE k 1", ":1\r\n"},

@@ -61,7 +61,7 @@ func TestParts(t *testing.T) {
 	p.send(t, []string{"GETRANGE", "v", "5", "8"}, []string{"STRLEN", "v"}, []string{"SUBSTR", "v", "-1", "-1"},
 		[]string{"GETRANGE", "v", "x", "8"}, []string{"GETRANGE", "v", "3", "2"}, []string{"EXISTS", "v"})
 	for _, want := range []string{bulk(string(value[5:9])), fmt.Sprintf(":%d\r\n", size),
-		bulk(string(value[size-1:])), "-" + errNotInt + "\r\n", "$0\r\n\r\n", ":1\r\n"} {
+		bulk(string(value[size-1:])), "-" + string(errNotInt) + "\r\n", "$0\r\n\r\n", ":1\r\n"} {
 		if got := string(p.reply(t)); got != want {
 			t.Errorf("got %.100q, want %.100q", got, want)
 		}

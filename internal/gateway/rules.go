@@ -186,19 +186,19 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	case "bitfield":
 		a.Needs = bitFieldNeeds(args)
 	case "select":
-		if n, bad := c.dbIndex(args[1]); bad == "" {
+		if n, err := c.dbIndex(args[1]); err == nil {
 			a.Use(n)
 		}
 	case "copy":
 		for i := 3; i+1 < len(args); i++ {
 			if fold(args[i], "db") {
-				if n, bad := c.dbIndex(args[i+1]); bad == "" {
+				if n, err := c.dbIndex(args[i+1]); err == nil {
 					a.Use(n)
 				}
 			}
 		}
 	case "move":
-		if n, bad := c.dbIndex(args[2]); bad == "" {
+		if n, err := c.dbIndex(args[2]); err == nil {
 			a.Use(n)
 		}
 	case "flushall":

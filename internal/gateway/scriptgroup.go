@@ -55,7 +55,7 @@ func (b *batch) joins(cmd *command, args [][]byte) bool {
 	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
 		return false
 	}
-	if n, bad := keysOfScript(args, errNotInt); bad != "" || n != 1 || badKey(c.in, args[3]) != "" {
+	if n, err := keysOfScript(args, errNotInt); err != nil || n != 1 || badKey(c.in, args[3]) != "" {
 		return false
 	}
 	prog := c.g.scripts.cache.Find(args[1])

@@ -94,16 +94,16 @@ func evaluator(named, readOnly bool) severalFunc {
 		if named && len(args[1]) != 40 {
 			return refusal(errNoScript)
 		}
-		n, bad := keysOfScript(args, errNotInt)
-		if bad != "" {
-			return refusal(bad)
+		n, err := keysOfScript(args, errNotInt)
+		if err != nil {
+			return err
 		}
-		prog, bad := t.c.g.scripts.program(args[1], named)
-		if bad == "" && readOnly && prog.MayWrite {
-			bad = errScriptFlag
-		}
-		if bad != "" {
-			return refusal(bad)
+		prog, err := t.c.g.scripts.program(args[1], named)
+		switch {
+		case err != nil:
+			return err
+		case readOnly && prog.MayWrite:
+			return refusal(errScriptFlag)
 		}
 		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites,
 			func(task *luascript.Task) bool {
@@ -118,37 +118,36 @@ func evaluator(named, readOnly bool) severalFunc {
 
 // keysOfScript is how many of the arguments behind the third are keys.
 // notInt is the error reply for what is no number, which differs between EVAL and FCALL.
-func keysOfScript(args [][]byte, notInt string) (n int64, bad string) {
+func keysOfScript(args [][]byte, notInt refusal) (n int64, err error) {
 	n, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
 		return 0, notInt
 	case n > int64(len(args)-3):
-		return 0, "ERR Number of keys can't be greater than number of args"
+		return 0, refusal("ERR Number of keys can't be greater than number of args")
 	case n < 0:
-		return 0, "ERR Number of keys can't be negative"
+		return 0, refusal("ERR Number of keys can't be negative")
 	}
-	return n, ""
+	return n, nil
 }
 
 // program finds a script, or compiles it.
 // It may be called concurrently; two that compile the same text at a time both succeed.
-func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, bad string) {
+func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, err error) {
 	if bySHA {
 		if prog = s.cache.Find(text); prog == nil {
-			bad = errNoScript
+			return nil, refusal(errNoScript)
 		}
-		return prog, bad
+		return prog, nil
 	}
 	if prog = s.cache.Find([]byte(luascript.SHA(text))); prog != nil {
-		return prog, ""
+		return prog, nil
 	}
-	prog, err := luascript.Compile(text)
-	if err != nil {
-		return nil, err.Error()
+	if prog, err = luascript.Compile(text); err != nil {
+		return nil, refusal(err.Error())
 	}
 	s.cache.Add(prog)
-	return prog, ""
+	return prog, nil
 }
 
 // runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has
@@ -339,9 +338,9 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		t.run(cmd, args, &h.w)
 		t.scripted = false
 	case cmd.name == "select":
-		db, bad := t.c.dbIndex(args[1])
-		if bad != "" {
-			return nil, bad
+		db, err := t.c.dbIndex(args[1])
+		if err != nil {
+			return nil, err.Error()
 		}
 		t.db = db
 		h.w.OK()
@@ -441,9 +440,9 @@ func (h *scriptHost) Stopped() bool { return h.t.failed() }
 
 // loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
 func loadScript(t *staged, args [][]byte, w *resp.Writer) error {
-	prog, bad := t.c.g.scripts.program(args[2], false)
-	if bad != "" {
-		return refusal(bad)
+	prog, err := t.c.g.scripts.program(args[2], false)
+	if err != nil {
+		return err
 	}
 	w.BulkString(prog.SHA)
 	return nil

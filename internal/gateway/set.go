@@ -171,7 +171,7 @@ func cmdSMembers(k *key, args [][]byte, w *resp.Writer) error {
 func cmdSPop(k *key, args [][]byte, w *resp.Writer) error {
 	count, ok := int64(1), true
 	if len(args) > 3 {
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	if len(args) == 3 {
 		if count, ok = resp.ParseInt(args[2]); !ok || count < 0 {
@@ -220,7 +220,7 @@ func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	count, err := int64(1), error(nil)
 	if len(args) > 3 {
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	if len(args) == 3 {
 		if count, err = randomCount(args[2]); err != nil {
@@ -502,13 +502,15 @@ func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Number of keys can't be greater than number of args")
 	}
 	limit := int64(0)
-	for opts := args[2+n:]; len(opts) > 0; opts = opts[2:] {
-		if !fold(opts[0], "limit") || len(opts) == 1 {
-			return refusal(errSyntax)
+	p := optionsOf(args[2+n:])
+	for p.More() {
+		if !p.Option("limit", 1) {
+			p.Wrong()
 		}
-		if limit, ok = resp.ParseInt(opts[1]); !ok || limit < 0 {
-			return refusal("ERR LIMIT can't be negative")
-		}
+		limit = p.IntFrom(0, "ERR LIMIT can't be negative")
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	sets, err := operands(t, args[2:2+n])
 	if err != nil {

@@ -10,17 +10,18 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-func parseEnd(b []byte) (left, ok bool) {
-	left = fold(b, "left")
-	return left, left || fold(b, "right")
+// parseEnds reads from which end of a list an element goes, and to which one.
+func parseEnds(args [][]byte) (fromLeft, toLeft bool, err error) {
+	p := optionsOf(args[:2])
+	fromLeft, toLeft = p.Choice("left", "right") == 0, p.Choice("left", "right") == 0
+	return fromLeft, toLeft, p.End()
 }
 
 // cmdLMove takes from one list and adds to another in one step, whichever gateways others use.
 func cmdLMove(t *staged, args [][]byte, w *resp.Writer) error {
-	from, ok1 := parseEnd(args[3])
-	to, ok2 := parseEnd(args[4])
-	if !ok1 || !ok2 {
-		return refusal(errSyntax)
+	from, to, err := parseEnds(args[3:])
+	if err != nil {
+		return err
 	}
 	return moveOrNull(t, args, from, to, w)
 }
@@ -127,29 +128,26 @@ type popArgs struct {
 	count int64    // elements at most, from 1
 }
 
-// parseMPop reads what begins with the number of lists; bad is the error reply.
-func parseMPop(args [][]byte) (a popArgs, bad string) {
+// parseMPop reads what begins with the number of lists.
+func parseMPop(args [][]byte) (a popArgs, err error) {
 	n, ok := resp.ParseInt(args[0])
-	if !ok || n < 1 {
-		return a, "ERR numkeys should be greater than 0"
-	}
-	if n >= int64(len(args)-1) {
+	switch {
+	case !ok || n < 1:
+		return a, refusal("ERR numkeys should be greater than 0")
+	case n >= int64(len(args)-1):
 		return a, errSyntax
 	}
-	a.names, args = args[1:1+n], args[1+n:]
-	if a.left, ok = parseEnd(args[0]); !ok {
-		return a, errSyntax
-	}
-	for args = args[1:]; len(args) > 0; args = args[2:] {
-		if a.count != 0 || !fold(args[0], "count") || len(args) == 1 {
-			return a, errSyntax
+	a.names = args[1 : 1+n]
+	p := optionsOf(args[1+n:])
+	a.left = p.Choice("left", "right") == 0
+	for p.More() {
+		if a.count != 0 || !p.Option("count", 1) {
+			p.Wrong()
 		}
-		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
-			return a, "ERR count should be greater than 0"
-		}
+		a.count = p.IntFrom(1, "ERR count should be greater than 0")
 	}
 	a.count = max(a.count, 1)
-	return a, ""
+	return a, p.End()
 }
 
 // try pops from the first of names that has something.
@@ -168,9 +166,9 @@ func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (fou
 }
 
 func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) error {
-	a, bad := parseMPop(args[1:])
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseMPop(args[1:])
+	if err != nil {
+		return err
 	}
 	found, err := a.try(t, a.names, false, w)
 	if err == nil && !found {

@@ -118,7 +118,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 	}
 	k := t.key(args[1])
 	if k.present && k.typ != client.List && k.typ != client.Set && k.typ != client.SortedSet {
-		return refusal(errWrongType)
+		return errWrongType
 	}
 	var elements [][]byte
 	if k.present {
@@ -133,9 +133,9 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 	if o.dontSort && o.desc && k.typ != client.Set {
 		slices.Reverse(elements)
 	}
-	list, bad := t.sortElements(elements, &o)
-	if bad != "" {
-		return refusal(bad)
+	list, err := t.sortElements(elements, &o)
+	if err != nil {
+		return err
 	}
 	var out [][]byte
 	// The keys of GET are read here, one by one, and only for the elements that LIMIT leaves.
@@ -167,7 +167,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with
 // ALPHA, where they stay as they were. The keys of a pattern are read together. A key that is not there weighs 0, or
 // with ALPHA stands before all others.
-func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, bad string) {
+func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, err error) {
 	list = make([]sorted, len(elements))
 	if o.by != nil && !o.dontSort {
 		var names [][]byte
@@ -191,12 +191,12 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 		if !o.alpha && !s.none {
 			var ok bool
 			if s.score, ok = sortScore(s.by); !ok {
-				return nil, "ERR One or more scores can't be converted into double"
+				return nil, refusal("ERR One or more scores can't be converted into double")
 			}
 		}
 	}
 	if o.dontSort {
-		return list, ""
+		return list, nil
 	}
 	// DESC turns the comparison round and not the result, so that equal elements stay in their order.
 	slices.SortStableFunc(list, func(a, b sorted) int {
@@ -216,7 +216,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 		}
 		return n
 	})
-	return list, ""
+	return list, nil
 }
 
 // compareFloats is for numbers only; sortScore lets no NaN through.

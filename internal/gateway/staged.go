@@ -776,7 +776,7 @@ func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName
 // selected is the database behind a SELECT in database db.
 // A number that is refused leaves the database as it is; the SELECT says so when its reply is due.
 func (c *conn) selected(db int, args [][]byte) int {
-	if n, bad := c.dbIndex(args[1]); bad == "" {
+	if n, err := c.dbIndex(args[1]); err == nil {
 		return n
 	}
 	return db

@@ -8,6 +8,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/number"
+	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -177,10 +178,10 @@ func parseID(b []byte) (id collection.StreamID, ok bool) {
 	return id, ok
 }
 
-// parseEdge reads an end of an interval, which with ( in front of it is not in it; bad is the reply to a wrong one.
+// parseEdge reads an end of an interval, which with ( in front of it is not in it.
 // An id without its second number stands for all of that millisecond: the first at the start of the interval, the last
 // at its end.
-func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
+func parseEdge(b []byte, end bool) (id collection.StreamID, err error) {
 	missing := uint64(0)
 	if end {
 		missing = math.MaxUint64
@@ -198,17 +199,17 @@ func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
 	}
 	switch {
 	case !ok:
-		return id, errStreamID
+		return id, refusal(errStreamID)
 	case open && !end:
 		if id, ok = id.Next(); !ok {
-			return id, errStartID
+			return id, refusal(errStartID)
 		}
 	case open:
 		if id, ok = id.Prev(); !ok {
-			return id, errEndID
+			return id, refusal(errEndID)
 		}
 	}
-	return id, ""
+	return id, nil
 }
 
 func writeID(w *resp.Writer, id collection.StreamID) {
@@ -276,98 +277,87 @@ type trimArgs struct {
 
 // parseTrim reads options, and for XADD the id and what is behind it.
 // The error replies are Redis's, and its order of checks.
-func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
+func parseTrim(args [][]byte, add bool) (a trimArgs, err error) {
 	limited := false
-	i := 2
-	for done := false; i < len(args) && !done; i++ {
-		more := len(args) - 1 - i
-		switch o := args[i]; {
-		case add && string(o) == "*":
+	p := optionsOf(args[2:])
+	for done := false; p.More() && !done; {
+		switch {
+		case add && p.Flag("*"):
 			done = true
-		case more > 0 && (fold(o, "maxlen") || fold(o, "minid")):
-			if a.some {
-				return a, errOneTrim
+		case p.Option("maxlen", 1):
+			a.parseBound(&p, false)
+		case p.Option("minid", 1):
+			a.parseBound(&p, true)
+		case p.Option("limit", 1):
+			if limited, a.Limit = true, p.Int(); a.Limit < 0 {
+				p.Refuse("ERR The LIMIT argument must be >= 0.")
 			}
-			// Without = or ~ it is =: all that is beyond the bound goes.
-			a.some, a.ByID, a.Blocks = true, fold(o, "minid"), false
-			if is := string(args[i+1]); more > 1 && (is == "~" || is == "=") {
-				a.Blocks = is == "~"
-				i++
-			}
-			i++
-			if bad := a.parseBound(args[i]); bad != "" {
-				return a, bad
-			}
-		case more > 0 && fold(o, "limit"):
-			i++
-			var ok bool
-			if a.Limit, ok = resp.ParseInt(args[i]); !ok {
-				return a, errNotInt
-			}
-			if a.Limit < 0 {
-				return a, "ERR The LIMIT argument must be >= 0."
-			}
-			limited = true
-		case add && fold(o, "nomkstream"):
+		case add && p.Flag("nomkstream"):
 			a.noMake = true
 		case add:
 			var ok bool
-			if a.id, a.whole, ok = parseIDAs(o, 0, true); !ok {
-				return a, errStreamID
+			if a.id, a.whole, ok = parseIDAs(p.Str(), 0, true); !ok {
+				p.Refuse(errStreamID)
 			}
 			a.given, done = true, true
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
+	}
+	if err := p.Err(); err != nil {
+		return a, err
 	}
 	switch {
 	case a.Limit > 0 && !a.some:
-		return a, errLimitTrim
+		return a, refusal(errLimitTrim)
 	case !add && !a.some:
-		return a, errNoTrim
+		return a, refusal(errNoTrim)
 	// LIMIT bounds the work of a trimming that need not be exact, so it has no meaning for one that must be.
 	case limited && !a.Blocks:
-		return a, errLimitOnly
+		return a, refusal(errLimitOnly)
 	case !limited && a.Blocks:
 		a.Limit = 10_000 // Redis's bound on the work of one command
 	}
-	a.fields = args[i:]
-	return a, ""
+	a.fields = p.Rest()
+	return a, nil
 }
 
-// parseBound reads the number of MAXLEN or the id of MINID.
-func (a *trimArgs) parseBound(b []byte) (bad string) {
-	if a.ByID {
-		var ok bool
-		if a.MinID, ok = parseID(b); !ok {
-			return errStreamID
-		}
-		return ""
+// parseBound reads the number of MAXLEN or the id of MINID, and what may be in front of it.
+// Without = or ~ it is =: all that is beyond the bound goes.
+func (a *trimArgs) parseBound(p *args.Parser, byID bool) {
+	if a.some {
+		p.Refuse(errOneTrim)
+		return
 	}
-	n, ok := resp.ParseInt(b)
-	switch {
-	case !ok:
-		return errNotInt
-	case n < 0:
-		return "ERR The MAXLEN argument must be >= 0."
+	a.some, a.ByID, a.Blocks = true, byID, p.Option("~", 1)
+	if !a.Blocks {
+		p.Option("=", 1)
+	}
+	if byID {
+		var ok bool
+		if a.MinID, ok = parseID(p.Str()); !ok {
+			p.Refuse(errStreamID)
+		}
+		return
+	}
+	n := p.Int()
+	if n < 0 {
+		p.Refuse("ERR The MAXLEN argument must be >= 0.")
 	}
 	a.Max = uint64(n)
-	return ""
 }
 
 // cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind
 // the last. The trimming is a part of the same write.
 func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseTrim(args, true)
+	a, err := parseTrim(args, true)
 	switch {
-	case bad != "":
+	case err != nil:
+		return err
 	case len(a.fields) < 2 || len(a.fields)%2 != 0:
-		bad = "ERR wrong number of arguments for 'xadd' command"
+		return refusal("ERR wrong number of arguments for 'xadd' command")
 	case a.given && a.whole && a.id == collection.StreamID{}:
-		bad = "ERR The ID specified in XADD must be greater than 0-0"
-	}
-	if bad != "" {
-		return refusal(bad)
+		return refusal("ERR The ID specified in XADD must be greater than 0-0")
 	}
 	if err := k.typed(client.Stream); err != nil {
 		return err
@@ -440,13 +430,13 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 	if reverse {
 		start, end = end, start // XREVRANGE names the upper end first
 	}
-	from, bad := parseEdge(start, false)
-	var to collection.StreamID
-	if bad == "" {
-		to, bad = parseEdge(end, true)
+	from, err := parseEdge(start, false)
+	if err != nil {
+		return err
 	}
-	if bad != "" {
-		return refusal(bad)
+	to, err := parseEdge(end, true)
+	if err != nil {
+		return err
 	}
 	count := int64(-1)
 	p := optionsOf(args[4:])
@@ -518,9 +508,9 @@ func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdXTrim replies with how many entries went.
 func cmdXTrim(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseTrim(args, false)
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseTrim(args, false)
+	if err != nil {
+		return err
 	}
 	if has, err := k.hasOrZero(client.Stream, w); !has {
 		return err
@@ -568,7 +558,7 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	if !k.present {
-		return refusal(errNoKey)
+		return errNoKey
 	}
 	if err := k.typed(client.Stream); err != nil {
 		return err

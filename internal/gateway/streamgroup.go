@@ -245,40 +245,37 @@ type pendingArgs struct {
 }
 
 // parsePending reads XPENDING with a range; without one there is nothing to read.
-func parsePending(args [][]byte) (a pendingArgs, bad string) {
+func parsePending(args [][]byte) (a pendingArgs, err error) {
 	if len(args) < 6 || len(args) > 9 {
 		return a, errSyntax
 	}
-	rest := args[3:]
-	var ok bool
-	if fold(rest[0], "idle") {
-		if a.idle, ok = resp.ParseInt(rest[1]); !ok {
-			return a, errNotInt
+	p := optionsOf(args[3:])
+	if p.Flag("idle") {
+		if a.idle = p.Int(); len(args) < 8 {
+			p.Wrong()
 		}
-		if len(args) < 8 {
-			return a, errSyntax
-		}
-		rest = rest[2:]
 	}
-	if a.count, ok = resp.ParseInt(rest[2]); !ok {
-		return a, errNotInt
+	from, to := p.Str(), p.Str()
+	a.count = p.Int()
+	if p.More() {
+		a.consumer, a.some = p.Str(), true
 	}
-	if a.from, bad = parseEdge(rest[0], false); bad == "" {
-		a.to, bad = parseEdge(rest[1], true)
+	if err := p.Err(); err != nil {
+		return a, err
 	}
-	if len(rest) > 3 {
-		a.consumer, a.some = rest[3], true
+	if a.from, err = parseEdge(from, false); err == nil {
+		a.to, err = parseEdge(to, true)
 	}
-	return a, bad
+	return a, err
 }
 
 // cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
 func cmdXPending(k *key, args [][]byte, w *resp.Writer) error {
 	var a pendingArgs
 	if len(args) != 3 {
-		var bad string
-		if a, bad = parsePending(args); bad != "" {
-			return refusal(bad)
+		var err error
+		if a, err = parsePending(args); err != nil {
+			return err
 		}
 	}
 	s, err := k.readStream(args[1])
@@ -529,9 +526,9 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return err
 	}
-	from, bad := parseEdge(args[5], false)
-	if bad != "" {
-		return refusal(bad)
+	from, err := parseEdge(args[5], false)
+	if err != nil {
+		return err
 	}
 	count, just := int64(100), false
 	p := optionsOf(args[6:])

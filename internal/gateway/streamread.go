@@ -31,14 +31,14 @@ type readArgs struct {
 // blockingRead makes XREAD or XREADGROUP.
 // Clients of XREAD wait in no line, since they take nothing, and those of a group in the group's.
 func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
-	c := blockingOn(name, arity, 0, 0, 0, "stream", func(args [][]byte) (blocking, string) {
+	c := blockingOn(name, arity, 0, 0, 0, "stream", func(args [][]byte) (blocking, error) {
 		a := &readArgs{ofGroup: ofGroup}
-		timeout, bad := a.parse(name, args)
+		timeout, err := a.parse(args)
 		b := blocking{names: a.names, timeout: timeout, reads: true, try: a.try}
 		if ofGroup {
 			b.line = "group " + string(a.group)
 		}
-		return b, bad
+		return b, err
 	}, summary)
 	c.spans = readSpans
 	if ofGroup {
@@ -94,67 +94,63 @@ func behindStreams(args [][]byte, from int) (keys acl.Span) {
 
 // parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait
 // without BLOCK. The arguments are kept.
-func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad string) {
+func (a *readArgs) parse(args [][]byte) (timeout time.Duration, err error) {
 	timeout = noWait
-	i := 1
-	for ; i < len(args); i++ {
-		o, more := args[i], len(args)-1-i
-		var ok bool
+	p := optionsOf(args[1:])
+	for p.More() {
 		switch {
-		case more > 0 && fold(o, "block"):
-			i++
-			if timeout, bad = parseMillis(args[i]); bad != "" {
-				return 0, bad
+		case p.Option("block", 1):
+			if timeout, err = parseMillis(p.Str()); err != nil {
+				return 0, err
 			}
-		case more > 0 && fold(o, "count"):
-			i++
-			if a.count, ok = resp.ParseInt(args[i]); !ok {
-				return 0, errNotInt
-			}
-			a.count = max(a.count, 0)
-		case more > 0 && fold(o, "streams"):
-			rest := args[i+1:]
-			if len(rest)%2 != 0 {
-				// of XREADGROUP, too
-				return 0, "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified."
-			}
-			a.names, a.ids = rest[:len(rest)/2], rest[len(rest)/2:]
-			if a.ofGroup && a.group == nil {
-				return 0, "ERR Missing GROUP option for XREADGROUP"
-			}
-			a.from, a.news = make([]collection.StreamID, len(a.ids)), make([]bool, len(a.ids))
-			return timeout, ""
+		case p.Option("count", 1):
+			a.count = max(p.Int(), 0)
+		case p.Option("streams", 1):
+			return timeout, a.parseStreams(p.Rest())
 		// The group and the consumer may be named again, and the last ones count.
-		case more > 1 && fold(o, "group"):
+		case p.Option("group", 2):
 			if !a.ofGroup {
-				return 0, "ERR The GROUP option is only supported by XREADGROUP. You called XREAD instead."
+				p.Refuse("ERR The GROUP option is only supported by XREADGROUP. You called XREAD instead.")
 			}
-			a.group, a.consumer = args[i+1], args[i+2]
-			i += 2
-		case fold(o, "noack"):
+			a.group, a.consumer = p.Str(), p.Str()
+		case p.Flag("noack"):
 			if !a.ofGroup {
-				return 0, "ERR The NOACK option is only supported by XREADGROUP. You called XREAD instead."
+				p.Refuse("ERR The NOACK option is only supported by XREADGROUP. You called XREAD instead.")
 			}
 			a.noAck = true
 		default:
-			return 0, errSyntax
+			p.Wrong()
 		}
 	}
-	return 0, errSyntax
+	p.Wrong() // there is no STREAMS
+	return 0, p.Err()
+}
+
+// parseStreams reads what is behind STREAMS, which is the end of the options.
+func (a *readArgs) parseStreams(rest [][]byte) error {
+	switch {
+	case len(rest)%2 != 0: // of XREADGROUP, too
+		return refusal("ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.")
+	case a.ofGroup && a.group == nil:
+		return refusal("ERR Missing GROUP option for XREADGROUP")
+	}
+	a.names, a.ids = rest[:len(rest)/2], rest[len(rest)/2:]
+	a.from, a.news = make([]collection.StreamID, len(a.ids)), make([]bool, len(a.ids))
+	return nil
 }
 
 // parseMillis reads the timeout of BLOCK; 0 is for ever.
-func parseMillis(b []byte) (time.Duration, string) {
+func parseMillis(b []byte) (time.Duration, error) {
 	ms, ok := resp.ParseInt(b)
 	switch {
 	case !ok:
-		return 0, "ERR timeout is not an integer or out of range"
+		return 0, refusal("ERR timeout is not an integer or out of range")
 	case ms < 0:
-		return 0, "ERR timeout is negative"
+		return 0, refusal("ERR timeout is negative")
 	case ms > int64(time.Duration(1<<63-1)/time.Millisecond):
-		return 0, "" // nobody sees the end of it
+		return 0, nil // nobody sees the end of it
 	}
-	return time.Duration(ms) * time.Millisecond, ""
+	return time.Duration(ms) * time.Millisecond, nil
 }
 
 // streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads

@@ -44,7 +44,7 @@ const unread client.Type = 255
 // type most often behind the arguments, and before anything depends on the value.
 func (k *key) typed(t client.Type) error {
 	if k.present && k.typ != t {
-		return refusal(errWrongType)
+		return errWrongType
 	}
 	return nil
 }
@@ -110,17 +110,17 @@ type keyFunc func(k *key, args [][]byte, w *resp.Writer) error
 
 const (
 	// The texts are Redis's, since clients look for them.
-	errSyntax    = string(args.Syntax)
-	errWrongType = "WRONGTYPE Operation against a key holding the wrong kind of value"
-	errNotInt    = string(args.NotInt)
-	errNotFloat  = string(args.NotFloat)
-	errNoKey     = "ERR no such key"
+	errSyntax            = args.Syntax
+	errWrongType refusal = "WRONGTYPE Operation against a key holding the wrong kind of value"
+	errNotInt            = args.NotInt
+	errNotFloat          = args.NotFloat
+	errNoKey     refusal = "ERR no such key"
 	// errSameObject: COPY and MOVE of a key to itself.
-	errSameObject = "ERR source and destination objects are the same"
-	errTooLong    = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
-	errOffset     = "ERR offset is out of range"
-	errOverflow   = "ERR increment or decrement would overflow"
-	errNotFinite  = "ERR increment would produce NaN or Infinity"
+	errSameObject refusal = "ERR source and destination objects are the same"
+	errTooLong    refusal = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
+	errOffset     refusal = "ERR offset is out of range"
+	errOverflow   refusal = "ERR increment or decrement would overflow"
+	errNotFinite  refusal = "ERR increment would produce NaN or Infinity"
 )
 
 // fold compares with a lower-case word.
@@ -145,51 +145,62 @@ type setArgs struct {
 	expires                       int64 // Unix ms; 0: none given
 }
 
-// parseSet reads options, and returns the error reply otherwise.
+// expiryUnits are the options that give an expiry.
+var expiryUnits = [...]struct {
+	word              string
+	seconds, absolute bool
+}{{"ex", true, false}, {"px", false, false}, {"exat", true, true}, {"pxat", false, true}}
+
+// expiryUnit reads such an option with a number behind it. unit is its place, -1 before the first one: it may be given
+// again, and no other one.
+func expiryUnit(p *args.Parser, unit *int) bool {
+	for i := range expiryUnits {
+		if (*unit < 0 || *unit == i) && p.Option(expiryUnits[i].word, 1) {
+			*unit = i
+			return true
+		}
+	}
+	return false
+}
+
+// parseSet reads options.
 // SET and GETEX differ in what they allow, and Redis has a reply for each mistake: the order in
 // which the cases are looked at is that of its parser (parseExtendedStringArgumentsOrReply in
 // t_string.c).
 // name is for the error reply. A unit of time may be given several times, in Redis, too, and the last number counts.
-func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, bad string) {
-	var num, unit []byte
-	isUnit := func(o []byte) bool {
-		if unit != nil { // given again, the same one is fine
-			return len(o) == len(unit) && o[0]|0x20 == unit[0]|0x20 && fold(o[1:], string(lower(nil, unit[1:])))
-		}
-		return fold(o, "ex") || fold(o, "px") || fold(o, "exat") || fold(o, "pxat")
-	}
-	for i := 0; i < len(opts); i++ {
-		o := opts[i]
+func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, err error) {
+	var num []byte
+	unit := -1
+	p := optionsOf(opts)
+	for p.More() {
 		switch {
-		case !getex && fold(o, "nx") && !a.xx:
+		case !getex && !a.xx && p.Flag("nx"):
 			a.nx = true
-		case !getex && fold(o, "xx") && !a.nx:
+		case !getex && !a.nx && p.Flag("xx"):
 			a.xx = true
-		case !getex && fold(o, "get"):
+		case !getex && p.Flag("get"):
 			a.get = true
-		case !getex && fold(o, "keepttl") && num == nil:
+		case !getex && unit < 0 && p.Flag("keepttl"):
 			a.keepTTL = true
-		case getex && fold(o, "persist") && num == nil:
+		case getex && unit < 0 && p.Flag("persist"):
 			a.persist = true
-		case !a.keepTTL && !a.persist && i+1 < len(opts) && isUnit(o):
-			unit = o
-			i++
-			num = opts[i]
+		case !a.keepTTL && !a.persist && expiryUnit(&p, &unit):
+			num = p.Str()
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
 	}
-	if num == nil {
-		return a, ""
+	if err = p.End(); err != nil || unit < 0 {
+		return a, err
 	}
-	a.expires, bad = expireAt(name, num, unit[0]|0x20 == 'e', len(unit) == 4, now)
-	return a, bad
+	a.expires, err = expireAt(name, num, expiryUnits[unit].seconds, expiryUnits[unit].absolute, now)
+	return a, err
 }
 
 // expireAt is the time in Unix ms that num, which must be positive, asks for.
 // It refuses what does not fit an int64 of milliseconds rather than wrapping around to a time
 // that has passed, which would delete the key.
-func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at int64, bad string) {
+func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at int64, err error) {
 	at, ok := resp.ParseInt(num)
 	if !ok {
 		return 0, errNotInt
@@ -206,11 +217,13 @@ func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at in
 		}
 		at += now
 	}
-	return at, ""
+	return at, nil
 }
 
 // badExpire is Redis's reply to a time that is not positive or too far away.
-func badExpire(name string) string { return "ERR invalid expire time in '" + name + "' command" }
+func badExpire(name string) refusal {
+	return refusal("ERR invalid expire time in '" + name + "' command")
+}
 
 // bulkOrNull is the reply of a command that returns the value as it is at the moment, before or
 // after the change.
@@ -255,9 +268,9 @@ func cmdMGet(k *key, _ [][]byte, w *resp.Writer) error {
 // a put (see batch.admitOne); it is for those whose reply or effect depends on what was there,
 // and for several commands on one key.
 func cmdSet(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseSet("set", args[3:], k.now, false)
-	if bad != "" {
-		return refusal(bad)
+	a, err := parseSet("set", args[3:], k.now, false)
+	if err != nil {
+		return err
 	}
 	if a.get {
 		if err := k.typed(client.Plain); err != nil {
@@ -301,9 +314,9 @@ func cmdPSetEX(k *key, args [][]byte, w *resp.Writer) error {
 // setFor is SETEX and PSETEX. Unlike SET they refuse a time of 0 or less, so neither ever
 // deletes.
 func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) error {
-	at, bad := expireAt(name, args[2], seconds, false, k.now)
-	if bad != "" {
-		return refusal(bad)
+	at, err := expireAt(name, args[2], seconds, false, k.now)
+	if err != nil {
+		return err
 	}
 	k.flags = 0
 	k.setAs(client.Plain, args[3], at)
@@ -338,16 +351,18 @@ func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) error {
 // key: Redis does it in this order. Without an option that changes the expiry it is a read, and
 // nothing is written.
 func cmdGetEX(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseSet("getex", args[2:], k.now, true)
-	if bad != errSyntax && !k.present {
-		w.Null()
-		return nil
+	a, err := parseSet("getex", args[2:], k.now, true)
+	if err != errSyntax {
+		if !k.present {
+			w.Null()
+			return nil
+		}
+		if err := k.typed(client.Plain); err != nil {
+			return err
+		}
 	}
-	if err := k.typed(client.Plain); bad != errSyntax && err != nil {
+	if err != nil {
 		return err
-	}
-	if bad != "" {
-		return refusal(bad)
 	}
 	bulkOrNull(k, w)
 	if k.present && (a.persist && k.expires != 0 || a.expires != 0) {
@@ -364,7 +379,7 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	n := len(k.value) + len(args[2])
 	if n > k.maxValue {
-		return refusal(errTooLong)
+		return errTooLong
 	}
 	b, err := k.mutable(n)
 	if err != nil {
@@ -426,7 +441,7 @@ func cmdGetRange(k *key, args [][]byte, w *resp.Writer) error {
 	start, ok1 := resp.ParseInt(args[2])
 	end, ok2 := resp.ParseInt(args[3])
 	if !ok1 || !ok2 {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	if err := k.typed(client.Plain); err != nil {
 		return err
@@ -446,9 +461,9 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 	off, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		return refusal(errNotInt)
+		return errNotInt
 	case off < 0:
-		return refusal(errOffset)
+		return errOffset
 	}
 	if err := k.typed(client.Plain); err != nil {
 		return err
@@ -458,7 +473,7 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 		w.Int(int64(len(k.value)))
 		return nil
 	case off > int64(k.maxValue) || int(off)+len(args[3]) > k.maxValue:
-		return refusal(errTooLong)
+		return errTooLong
 	}
 	at := int(off)
 	n := max(len(k.value), at+len(args[3]))
@@ -487,7 +502,7 @@ func cmdDecr(k *key, _ [][]byte, w *resp.Writer) error { return incr(k, -1, w) }
 func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return errNotInt
 	}
 	return incr(k, n, w)
 }
@@ -497,7 +512,7 @@ func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		return refusal(errNotInt)
+		return errNotInt
 	case n == math.MinInt64:
 		return refusal("ERR decrement would overflow")
 	default:
@@ -515,11 +530,11 @@ func incr(k *key, by int64, w *resp.Writer) error {
 	if k.present {
 		var ok bool
 		if old, ok = resp.ParseInt(k.value); !ok {
-			return refusal(errNotInt)
+			return errNotInt
 		}
 	}
 	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
-		return refusal(errOverflow)
+		return errOverflow
 	}
 	k.setInt(old + by)
 	w.Int(old + by)
@@ -549,16 +564,16 @@ func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	if k.present {
 		var ok bool
 		if old, ok = parseLongDouble(k.value); !ok {
-			return refusal(errNotFloat)
+			return errNotFloat
 		}
 	}
 	by, ok := parseLongDouble(args[2])
 	if !ok {
-		return refusal(errNotFloat)
+		return errNotFloat
 	}
 	digits, ok := appendSum(k.own[:0], old, by)
 	if !ok {
-		return refusal(errNotFinite)
+		return errNotFinite
 	}
 	k.own = digits
 	k.set(k.own, k.expires)

@@ -60,7 +60,7 @@ type command struct {
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 	keys  severalFunc                                  // on several keys at once
 	// block is set beside keys if the command may wait; it reads the arguments.
-	block func(args [][]byte) (blocking, string)
+	block func(args [][]byte) (blocking, error)
 
 	kind    kind      // what one such command asks of the store
 	fold    foldOf    // how the replies for several keys make one

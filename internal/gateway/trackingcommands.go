@@ -66,39 +66,36 @@ func (c *conn) track(t *tracker) {
 // cmdClientTracking reads all options before it changes anything, as Redis does.
 func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	t := &tracker{}
-	for i := 3; i < len(args); i++ {
-		more := i+1 < len(args)
-		switch o := args[i]; {
-		case fold(o, "redirect") && more:
+	p := optionsOf(args[3:])
+	for p.More() {
+		switch {
+		case p.Option("redirect", 1):
 			if t.redirect != 0 {
-				return refusal("ERR A client can only redirect to a single other client")
+				p.Refuse("ERR A client can only redirect to a single other client")
 			}
-			i++
-			id, ok := resp.ParseInt(args[i])
-			if !ok {
-				return refusal(errNotInt)
-			}
+			t.redirect = p.Int()
 			c.g.mu.Lock()
-			_, ok = c.g.mu.conns[id]
+			_, ok := c.g.mu.conns[t.redirect]
 			c.g.mu.Unlock()
 			if !ok {
-				return refusal("ERR The client ID you want redirect to does not exist")
+				p.Refuse("ERR The client ID you want redirect to does not exist")
 			}
-			t.redirect = id
-		case fold(o, "bcast"):
+		case p.Flag("bcast"):
 			t.bcast = true
-		case fold(o, "optin"):
+		case p.Flag("optin"):
 			t.optIn = true
-		case fold(o, "optout"):
+		case p.Flag("optout"):
 			t.optOut = true
-		case fold(o, "noloop"):
+		case p.Flag("noloop"):
 			t.noLoop = true
-		case fold(o, "prefix") && more:
-			i++
-			t.prefixes = append(t.prefixes, string(args[i]))
+		case p.Option("prefix", 1):
+			t.prefixes = append(t.prefixes, string(p.Str()))
 		default:
-			return refusal(errSyntax)
+			p.Wrong()
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	switch {
 	case fold(args[2], "on"):
@@ -112,7 +109,7 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	case fold(args[2], "off"):
 		c.stopTracking()
 	default:
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	w.OK()
 	return nil
@@ -187,7 +184,7 @@ func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) error {
 	case fold(args[2], "no"):
 		return refusal("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
 	default:
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	return nil
 }

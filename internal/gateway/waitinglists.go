@@ -10,10 +10,10 @@ import (
 )
 
 // parseBPop is for BLPOP and BRPOP.
-func parseBPop(left bool) func(args [][]byte) (blocking, string) {
-	return func(args [][]byte) (b blocking, bad string) {
+func parseBPop(left bool) func(args [][]byte) (blocking, error) {
+	return func(args [][]byte) (b blocking, err error) {
 		names := args[1 : len(args)-1]
-		b.timeout, bad = parseTimeout(args[len(args)-1])
+		b.timeout, err = parseTimeout(args[len(args)-1])
 		b.names, b.line = names, lineOfLists
 		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
@@ -27,51 +27,50 @@ func parseBPop(left bool) func(args [][]byte) (blocking, string) {
 				return err
 			})
 		}
-		return b, bad
+		return b, err
 	}
 }
 
 // parseBLMove and those below read commands that wait; see blockingOn.
-func parseBLMove(args [][]byte) (blocking, string) {
-	from, ok1 := parseEnd(args[3])
-	to, ok2 := parseEnd(args[4])
-	if !ok1 || !ok2 {
-		return blocking{}, errSyntax
+func parseBLMove(args [][]byte) (blocking, error) {
+	from, to, err := parseEnds(args[3:])
+	if err != nil {
+		return blocking{}, err
 	}
 	return blockingMove(args, args[5], from, to)
 }
 
-func parseBRPopLPush(args [][]byte) (blocking, string) {
+func parseBRPopLPush(args [][]byte) (blocking, error) {
 	return blockingMove(args, args[3], false, true)
 }
 
 // blockingMove waits for the source alone.
 // A destination that is no list is an error when there is something to move, and none before.
-func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
-	b.timeout, bad = parseTimeout(timeout)
+func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, err error) {
+	b.timeout, err = parseTimeout(timeout)
 	b.names, b.line, b.one = args[1:2], lineOfLists, true
 	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
 	}
-	return b, bad
+	return b, err
 }
 
-func parseBLMPop(args [][]byte) (b blocking, bad string) {
-	a, bad := parseMPop(args[2:])
-	if bad != "" {
-		return b, bad
+func parseBLMPop(args [][]byte) (b blocking, err error) {
+	a, err := parseMPop(args[2:])
+	if err != nil {
+		return b, err
 	}
-	b.timeout, bad = parseTimeout(args[1])
+	b.timeout, err = parseTimeout(args[1])
 	b.names, b.line, b.try = a.names, lineOfLists, a.try
-	return b, bad
+	return b, err
 }
 
 // parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
-// The string is the error reply. Fractions of a second are allowed, as since Redis 6.
-func parseTimeout(b []byte) (time.Duration, string) {
+// Fractions of a second are allowed, as since Redis 6.
+func parseTimeout(b []byte) (time.Duration, error) {
 	f, ok := parseLongDouble(b)
 	if !ok {
-		return 0, "ERR timeout is not a float or out of range"
+		return 0, refusal("ERR timeout is not a float or out of range")
 	}
 	ms, acc := f.Mul(f, big.NewFloat(1000)).Int64()
 	if acc == big.Below && ms < math.MaxInt64 {
@@ -79,9 +78,9 @@ func parseTimeout(b []byte) (time.Duration, string) {
 	}
 	switch {
 	case ms < 0, f.Cmp(big.NewFloat(math.MaxInt64)) >= 0: // which overflows there
-		return 0, "ERR timeout is negative"
+		return 0, refusal("ERR timeout is negative")
 	case ms > math.MaxInt64/int64(time.Millisecond):
-		return 0, "" // nobody sees the end of it
+		return 0, nil // nobody sees the end of it
 	}
-	return time.Duration(ms) * time.Millisecond, ""
+	return time.Duration(ms) * time.Millisecond, nil
 }

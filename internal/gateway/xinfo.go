@@ -10,7 +10,7 @@ import (
 // streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.
 func (k *key) streamInfo(name []byte) (s *collection.Stream, first collection.StreamID, err error) {
 	if !k.present {
-		return nil, first, refusal(errNoKey)
+		return nil, first, errNoKey
 	}
 	if s, err = k.readStream(name); err != nil {
 		return nil, first, err
@@ -34,7 +34,7 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
 			"'. Try XINFO HELP.")
 	}
 	if len(opts) == 3 {
-		if count, err = parseIntAs(opts[2], refusal(errNotInt)); err != nil {
+		if count, err = parseIntAs(opts[2], errNotInt); err != nil {
 			return err
 		}
 		if count < 0 {

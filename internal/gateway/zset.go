@@ -263,14 +263,14 @@ func parseZAdd(args [][]byte) (a zaddArgs, err error) {
 			return a, err
 		}
 	}
-	return a, refusal(errSyntax)
+	return a, errSyntax
 }
 
 // parsePairs reads what follows the options. All scores are good before any member is touched.
 func (a *zaddArgs) parsePairs(p *args.Parser) error {
 	switch {
 	case p.Left()%2 != 0:
-		return refusal(errSyntax)
+		return errSyntax
 	case a.nx && a.xx:
 		return refusal("ERR XX and NX options at the same time are not compatible")
 	case a.gt && a.nx || a.lt && a.nx || a.gt && a.lt:
@@ -298,7 +298,7 @@ func cmdZAdd(k *key, args [][]byte, w *resp.Writer) error {
 func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 	by, ok := scoreOf(args[2])
 	if !ok {
-		return refusal(errNotFloat)
+		return errNotFloat
 	}
 	return zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
 }
@@ -431,11 +431,11 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	withScores := len(args) == 4
 	switch {
 	case !ok:
-		return refusal(errNotInt)
+		return errNotInt
 	case n == math.MinInt64:
 		return refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
 	case len(args) > 4 || withScores && !fold(args[3], "withscores"):
-		return refusal(errSyntax)
+		return errSyntax
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}

@@ -76,7 +76,7 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 	case !ok || n < 1:
 		return a, refusal("ERR numkeys should be greater than 0")
 	case n >= int64(len(args)-1):
-		return a, refusal(errSyntax)
+		return a, errSyntax
 	}
 	a.names = args[1 : 1+n]
 	p := optionsOf(args[1+n:])
@@ -84,9 +84,8 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 	for p.More() {
 		if a.count != 0 || !p.Option("count", 1) {
 			p.Wrong()
-		} else if a.count, ok = resp.ParseInt(p.Str()); !ok || a.count < 1 {
-			p.Refuse("ERR count should be greater than 0")
 		}
+		a.count = p.IntFrom(1, "ERR count should be greater than 0")
 	}
 	a.count = max(a.count, 1)
 	return a, p.End()
@@ -133,10 +132,10 @@ func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
 // Each takes one member of one set, the first that has some.
-func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
-	return func(args [][]byte) (b blocking, bad string) {
+func parseBZPop(top bool) func(args [][]byte) (blocking, error) {
+	return func(args [][]byte) (b blocking, err error) {
 		a := zpopArgs{top: top, count: 1}
-		b.timeout, bad = parseTimeout(args[len(args)-1])
+		b.timeout, err = parseTimeout(args[len(args)-1])
 		b.names, b.line = args[1:len(args)-1], lineOfZSets
 		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return a.try(t, names, again, w, func(name []byte, n int) {
@@ -144,19 +143,19 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 				w.Bulk(name)
 			}, false)
 		}
-		return b, bad
+		return b, err
 	}
 }
 
 // parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
-func parseBZMPop(args [][]byte) (b blocking, bad string) {
+func parseBZMPop(args [][]byte) (b blocking, err error) {
 	a, err := parseZMPop(args[2:])
 	if err != nil {
-		return b, err.Error()
+		return b, err
 	}
-	b.timeout, bad = parseTimeout(args[1])
+	b.timeout, err = parseTimeout(args[1])
 	b.names, b.line, b.try = a.names, lineOfZSets, a.tryNested
-	return b, bad
+	return b, err
 }
 
 // zsource is a set that is combined with others.
@@ -233,11 +232,11 @@ func (t *staged) readCombination(name string, args [][]byte) (x *combination, er
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok:
-		return nil, refusal(errNotInt)
+		return nil, errNotInt
 	case n < 1:
 		return nil, refusal("ERR at least 1 input key is needed for '" + name + "' command")
 	case n > int64(len(args)-1):
-		return nil, refusal(errSyntax)
+		return nil, errSyntax
 	}
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]

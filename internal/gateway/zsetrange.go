@@ -92,7 +92,7 @@ func parseSpan(by orderBy, lower, upper []byte) (s zspan, err error) {
 	case byRank:
 		s.start, ok1 = resp.ParseInt(lower)
 		s.end, ok2 = resp.ParseInt(upper)
-		bad = refusal(errNotInt)
+		bad = errNotInt
 	case byScore:
 		s.lower, ok1 = scoreBound(lower)
 		s.upper, ok2 = scoreBound(upper)
@@ -313,7 +313,7 @@ func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 func zpop(k *key, args [][]byte, w *resp.Writer, top bool) error {
 	n, nested := int64(1), false
 	if len(args) > 3 {
-		return refusal(errSyntax)
+		return errSyntax
 	}
 	if len(args) == 3 {
 		var ok bool

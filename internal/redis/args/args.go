@@ -43,6 +43,13 @@ func (p *Parser) Refuse(why Refusal) {
 	p.left = nil
 }
 
+// Fail is Refuse with an error that a function of a command's own has returned, which is a Refusal. nil is no mistake.
+func (p *Parser) Fail(err error) {
+	if err != nil {
+		p.Refuse(Refusal(err.Error()))
+	}
+}
+
 // Wrong is Refuse with Syntax.
 func (p *Parser) Wrong() { p.Refuse(Syntax) }
 
