@@ -498,7 +498,7 @@ func setField(v []byte, at int64, width int, n uint64) {
 
 // cmdBitOp writes the longest of the lengths; shorter values go on with zeros.
 // It replies with that length in bytes, and deletes the destination if it is 0. The expiry goes, as with SET.
-func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdBitOp(t Keys, args [][]byte, w *resp.Writer) error {
 	op, dest, names := args[1], args[2], args[3:]
 	switch {
 	case fold(op, "and"), fold(op, "or"), fold(op, "xor"):

@@ -54,14 +54,14 @@ type blocking struct {
 	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied,
 	// unless the error is its reply. again says that the client has waited: a key of a wrong type is then like none, as
 	// in Redis.
-	try func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
+	try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
 }
 
-// blockingOn makes a command that waits. parse has all of its arguments and may keep them. Where
-// nothing may wait, which is in transactions, the command is one on several keys.
+// blockingOn makes a command that waits. parse has all of its arguments and may keep them. Where nothing may
+// wait, which is in transactions, the command is one on several keys.
 func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, error),
 	summary string) *command {
-	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) error {
+	tryOnce := func(t *staged, args [][]byte, w *resp.Writer) error {
 		b, err := parse(args)
 		switch {
 		case err != nil:
@@ -79,7 +79,8 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 			w.NullArray()
 		}
 		return nil
-	}, summary))
+	}
+	c := writes(onKeys(name, arity, first, last, step, group, onStaged(tryOnce), summary))
 	c.block = parse
 	return c
 }
@@ -88,19 +89,19 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 // is none. The first key is most often the one, so that the others are read when they are needed. That those before it
 // are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
 // other's way.
-func firstOf(t *staged, names [][]byte, typ client.Type, again bool,
+func firstOf(t Keys, names [][]byte, typ client.Type, again bool,
 	pop func(k *key, name []byte) error) (found bool, err error) {
 	for i, name := range names {
 		if i == 1 {
 			t.load(names[1:]...)
 		}
 		look := t.key
-		if t.mayWait {
+		if t.waits() {
 			look = t.peek
 		}
 		k := look(name)
 		switch {
-		case t.failed():
+		case t.failure() != nil:
 			return true, nil
 		case !k.present, again && k.typ != typ:
 			continue

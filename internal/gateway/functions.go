@@ -113,12 +113,13 @@ func (s *librarySet) payload() []byte {
 }
 
 func functionCommands() []*command {
-	look := func(name string, arity int, f severalFunc, summary string) *command {
-		c := onKeys(name, arity, 0, 0, 0, "", f, summary)
+	type stagedFunc = func(t *staged, args [][]byte, w *resp.Writer) error
+	look := func(name string, arity int, f stagedFunc, summary string) *command {
+		c := onKeys(name, arity, 0, 0, 0, "", onStaged(f), summary)
 		c.libraries = true
 		return c
 	}
-	change := func(name string, arity int, f severalFunc, summary string) *command {
+	change := func(name string, arity int, f stagedFunc, summary string) *command {
 		return writes(look(name, arity, f, summary))
 	}
 	return []*command{
@@ -173,7 +174,7 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
 // It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
 // libraries of up to libraryAge ago.
 func functionCaller(readOnly bool) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
+	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
 			t.err = err
@@ -193,7 +194,7 @@ func functionCaller(readOnly bool) severalFunc {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
 		})
 		return nil
-	}
+	})
 }
 
 // function finds a function; its library is nil if there is none.

@@ -230,7 +230,7 @@ type geopoint struct {
 // georadius makes a command of a query that knows what kind of command it is.
 // The key's type is looked at before the arguments. Without the key most mistakes in the arguments are still found.
 func georadius(kind geoquery) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
+	return func(t Keys, args [][]byte, w *resp.Writer) error {
 		q := kind
 		name := args[1]
 		if q.storeFirst {

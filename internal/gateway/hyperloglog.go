@@ -80,7 +80,7 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdPFCount of several keys is the estimate of their union.
-func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdPFCount(t Keys, args [][]byte, w *resp.Writer) error {
 	t.load(args[1:]...)
 	// An element counts once however many of the keys have counted it: registers are merged by their maxima.
 	var r collection.HyperLogLogRegisters
@@ -98,7 +98,7 @@ func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdPFMerge counts its destination as a source, too, and makes it dense if one of them is, as Redis does.
-func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdPFMerge(t Keys, args [][]byte, w *resp.Writer) error {
 	t.load(args[1:]...)
 	var r collection.HyperLogLogRegisters
 	dense := false

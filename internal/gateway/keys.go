@@ -349,7 +349,7 @@ func (c *conn) flushNamespace(n *namespace, from, to int) error {
 
 // cmdMSetNX sets all of its keys or none.
 // All of the keys are conditions of the write, so that no two MSETNX of gateways can both succeed on a common key.
-func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdMSetNX(t Keys, args [][]byte, w *resp.Writer) error {
 	if len(args)%2 == 0 {
 		return refusal("ERR wrong number of arguments for 'msetnx' command")
 	}
@@ -366,16 +366,16 @@ func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-func cmdRename(t *staged, args [][]byte, w *resp.Writer) error {
-	return t.rename(args[1], args[2], false, w)
+func cmdRename(t Keys, args [][]byte, w *resp.Writer) error {
+	return rename(t, args[1], args[2], false, w)
 }
-func cmdRenameNX(t *staged, args [][]byte, w *resp.Writer) error {
-	return t.rename(args[1], args[2], true, w)
+func cmdRenameNX(t Keys, args [][]byte, w *resp.Writer) error {
+	return rename(t, args[1], args[2], true, w)
 }
 
 // rename makes one key what another one is, which goes. With nx it must not be there.
 // The expiry goes with the value. A key that is renamed to itself stays, and is no event.
-func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) error {
+func rename(t Keys, from, to []byte, nx bool, w *resp.Writer) error {
 	t.load(from, to)
 	src := t.key(from)
 	switch {
@@ -412,8 +412,8 @@ func (k *key) become(other *key) {
 
 // cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the
 // value that the source had at some time while it was made.
-func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
-	db, replace := t.db, false
+func cmdCopy(t Keys, args [][]byte, w *resp.Writer) error {
+	db, replace := t.current(), false
 	p := optionsOf(args[3:])
 	for p.More() {
 		switch {
@@ -421,7 +421,7 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
 			replace = true
 		case p.Option("db", 1):
 			var err error
-			db, err = t.c.dbIndex(p.Str())
+			db, err = t.dbIndex(p.Str())
 			p.Fail(err)
 		default:
 			p.Wrong()
@@ -430,11 +430,11 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	if db == t.db && bytes.Equal(args[1], args[2]) {
+	if db == t.current() && bytes.Equal(args[1], args[2]) {
 		return errSameObject
 	}
 	src := t.peek(args[1])
-	if dbs := t.c.g.dbs; dbs[db].shared == dbs[t.db].shared {
+	if t.together(db) {
 		src = t.key(args[1])
 	}
 	if !src.present {
@@ -455,12 +455,12 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
 
 // cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps
 // (staged.move); a transaction or a script is one, so that there it is refused, unless there is nothing to move.
-func cmdMove(t *staged, args [][]byte, w *resp.Writer) error {
-	db, err := t.c.dbIndex(args[2])
+func cmdMove(t Keys, args [][]byte, w *resp.Writer) error {
+	db, err := t.dbIndex(args[2])
 	switch {
 	case err != nil:
 		return err
-	case db == t.db:
+	case db == t.current():
 		return errSameObject
 	}
 	src := t.key(args[1])

@@ -8,7 +8,7 @@ import (
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the
 // way back through it gives the matches. The table has 4 bytes for each pair of bytes, so it is bounded, and taken from
 // the connection's share, before it is made.
-func cmdLCS(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdLCS(t Keys, args [][]byte, w *resp.Writer) error {
 	t.load(args[1], args[2])
 	a, b := t.key(args[1]), t.key(args[2])
 	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {

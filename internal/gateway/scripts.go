@@ -58,7 +58,7 @@ func scriptCommands() []*command {
 		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true),
 			"Runs a script that the gateway has and that may not write."))),
 		container("script", "scripting", "Scripts that the gateway keeps.", nil,
-			onKeys("script|load", 3, 0, 0, 0, "", loadScript, "Keeps a script, and returns its SHA-1."),
+			onKeys("script|load", 3, 0, 0, 0, "", onStaged(loadScript), "Keeps a script, and returns its SHA-1."),
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
 			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
 			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; "+
@@ -90,7 +90,7 @@ func bySHA(c *command) *command { c.bySHA = true; return c }
 // evaluator is EVAL and those like it.
 // named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
 func evaluator(named, readOnly bool) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
+	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
 			return refusal(errNoScript)
 		}
@@ -113,7 +113,7 @@ func evaluator(named, readOnly bool) severalFunc {
 			prog.Alone.Store(true)
 		}
 		return nil
-	}
+	})
 }
 
 // keysOfScript is how many of the arguments behind the third are keys.

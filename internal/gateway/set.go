@@ -275,7 +275,7 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdSMove is nothing but a question if source and destination are the same.
 // Both sets change in one step: nobody sees the member in neither of them, or in both.
-func cmdSMove(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSMove(t Keys, args [][]byte, w *resp.Writer) error {
 	t.load(args[1], args[2])
 	from, to := t.key(args[1]), t.key(args[2])
 	if !from.present {
@@ -318,12 +318,12 @@ type operand struct {
 
 // operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already
 // decides. The error is the reply, or why all of it is given up.
-func operands(t *staged, names [][]byte) (all []operand, err error) {
+func operands(t Keys, names [][]byte) (all []operand, err error) {
 	t.load(names...)
 	for _, name := range names {
 		k := t.key(name)
 		n, err := k.setLen(name)
-		if err = cmp.Or(err, t.err); err != nil {
+		if err = cmp.Or(err, t.failure()); err != nil {
 			return nil, err
 		}
 		all = append(all, operand{k.members(), n})
@@ -333,9 +333,9 @@ func operands(t *staged, names [][]byte) (all []operand, err error) {
 
 // namesOf has the members of a set to find them in. Its memory is a part of what the connection may have.
 // If there is none all of it is given up. names refers to the set's bytes.
-func namesOf(t *staged, a operand, names *collection.Names) error {
+func namesOf(t Keys, a operand, names *collection.Names) error {
 	if !t.take(int64(a.n) * collection.NameBytes) {
-		return t.err
+		return t.failure()
 	}
 	for _, m := range a.Members(nil) {
 		names.Add(m)
@@ -345,7 +345,7 @@ func namesOf(t *staged, a operand, names *collection.Names) error {
 
 // intersection is the members that all sets have, at most limit of them; 0: no limit.
 // The smallest set is looked up, and the others are passed over once, so that memory goes with the smallest.
-func intersection(t *staged, sets []operand, limit int64) (found [][]byte, err error) {
+func intersection(t Keys, sets []operand, limit int64) (found [][]byte, err error) {
 	sets = slices.Clone(sets)
 	slices.SortStableFunc(sets, func(a, b operand) int { return cmp.Compare(a.n, b.n) })
 	if sets[0].n == 0 {
@@ -376,7 +376,7 @@ func intersection(t *staged, sets []operand, limit int64) (found [][]byte, err e
 }
 
 // union is the members that any of the sets has.
-func union(t *staged, sets []operand) (found [][]byte, err error) {
+func union(t Keys, sets []operand) (found [][]byte, err error) {
 	var names collection.Names
 	for _, s := range sets {
 		if err := namesOf(t, s, &names); err != nil {
@@ -390,7 +390,7 @@ func union(t *staged, sets []operand) (found [][]byte, err error) {
 }
 
 // difference is the members that the first set has and no other.
-func difference(t *staged, sets []operand) (found [][]byte, err error) {
+func difference(t Keys, sets []operand) (found [][]byte, err error) {
 	var names collection.Names
 	if err := namesOf(t, sets[0], &names); err != nil {
 		return nil, err
@@ -412,20 +412,20 @@ func difference(t *staged, sets []operand) (found [][]byte, err error) {
 }
 
 // unlimited is SINTER's intersection.
-func unlimited(t *staged, sets []operand) ([][]byte, error) { return intersection(t, sets, 0) }
+func unlimited(t Keys, sets []operand) ([][]byte, error) { return intersection(t, sets, 0) }
 
-func cmdSInter(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSInter(t Keys, args [][]byte, w *resp.Writer) error {
 	return replySets(t, args, w, unlimited)
 }
-func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSUnion(t Keys, args [][]byte, w *resp.Writer) error {
 	return replySets(t, args, w, union)
 }
-func cmdSDiff(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSDiff(t Keys, args [][]byte, w *resp.Writer) error {
 	return replySets(t, args, w, difference)
 }
 
 // replySets is a command that replies with the result.
-func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, error)) error {
+func replySets(t Keys, args [][]byte, w *resp.Writer, f func(Keys, []operand) ([][]byte, error)) error {
 	sets, err := operands(t, args[1:])
 	if err != nil {
 		return err
@@ -441,19 +441,19 @@ func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 	return nil
 }
 
-func cmdSInterStore(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSInterStore(t Keys, args [][]byte, w *resp.Writer) error {
 	return storeSets(t, args, w, unlimited)
 }
-func cmdSUnionStore(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSUnionStore(t Keys, args [][]byte, w *resp.Writer) error {
 	return storeSets(t, args, w, union)
 }
-func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSDiffStore(t Keys, args [][]byte, w *resp.Writer) error {
 	return storeSets(t, args, w, difference)
 }
 
 // storeSets makes the result a key's, whatever that was, or deletes it.
 // The destination may be a source, too: it is read before. Its expiry goes.
-func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, error)) error {
+func storeSets(t Keys, args [][]byte, w *resp.Writer, f func(Keys, []operand) ([][]byte, error)) error {
 	t.load(args[1:]...)
 	sets, err := operands(t, args[2:])
 	if err != nil {
@@ -493,7 +493,7 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 
 // cmdSInterCard looks at its options before it looks at any key.
 // With LIMIT it stops counting there; 0 is no limit.
-func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdSInterCard(t Keys, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[1])
 	switch {
 	case !ok || n < 1:

@@ -18,7 +18,7 @@ func parseEnds(args [][]byte) (fromLeft, toLeft bool, err error) {
 }
 
 // cmdLMove takes from one list and adds to another in one step, whichever gateways others use.
-func cmdLMove(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdLMove(t Keys, args [][]byte, w *resp.Writer) error {
 	from, to, err := parseEnds(args[3:])
 	if err != nil {
 		return err
@@ -26,11 +26,11 @@ func cmdLMove(t *staged, args [][]byte, w *resp.Writer) error {
 	return moveOrNull(t, args, from, to, w)
 }
 
-func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdRPopLPush(t Keys, args [][]byte, w *resp.Writer) error {
 	return moveOrNull(t, args, false, true, w)
 }
 
-func moveOrNull(t *staged, args [][]byte, fromLeft, toLeft bool, w *resp.Writer) error {
+func moveOrNull(t Keys, args [][]byte, fromLeft, toLeft bool, w *resp.Writer) error {
 	moved, err := moveElement(t, args[1], args[2], fromLeft, toLeft, false, w)
 	if err == nil && !moved {
 		w.Null()
@@ -41,11 +41,11 @@ func moveOrNull(t *staged, args [][]byte, fromLeft, toLeft bool, w *resp.Writer)
 // moveElement moves an element and replies with it. It returns false, without a reply, if there is none; for a client
 // that has waited already a source that is no list is none. If the destination has no room neither list is changed, so
 // that the element is never lost.
-func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) (found bool, err error) {
+func moveElement(t Keys, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) (found bool, err error) {
 	t.load(from, to)
 	src, dst := t.key(from), t.key(to)
 	switch {
-	case t.failed():
+	case t.failure() != nil:
 		return true, nil
 	case !src.present, again && src.typ != client.List:
 		return false, nil
@@ -151,7 +151,7 @@ func parseMPop(args [][]byte) (a popArgs, err error) {
 }
 
 // try pops from the first of names that has something.
-func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+func (a popArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
 		err := k.popList(name, a.left, a.count, w, func(n int) {
 			w.Array(2)
@@ -165,7 +165,7 @@ func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (fou
 	})
 }
 
-func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdLMPop(t Keys, args [][]byte, w *resp.Writer) error {
 	a, err := parseMPop(args[1:])
 	if err != nil {
 		return err

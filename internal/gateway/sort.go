@@ -60,19 +60,8 @@ func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sor
 	return o, p.End()
 }
 
-// readsEverything reports whether the connection's user may perform the command by rules that let him read every key.
-// Rules cannot be asked about keys that are not known before the command runs.
-func (t *staged) readsEverything(cmd *command, args [][]byte) bool {
-	r := t.c.user.Load().Rights()
-	if r.Unlimited() {
-		return true
-	}
-	a := t.c.accessOf(cmd, args, t.db)
-	return r.ReadsAllKeys(&a)
-}
-
-func cmdSort(t *staged, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
-func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
+func cmdSort(t Keys, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
+func cmdSortRO(t Keys, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
 
 // sortSpans are the key and, with STORE, the one that is written.
 // Keys of patterns are none of these: they are read when they are known.
@@ -111,8 +100,8 @@ type sorted struct {
 }
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
-func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
-	o, err := parseSort(args, readOnly, func() bool { return t.readsEverything(find(args[0]), args) })
+func sortKey(t Keys, args [][]byte, w *resp.Writer, readOnly bool) error {
+	o, err := parseSort(args, readOnly, func() bool { return t.readsEverything(args) })
 	if err != nil {
 		return err
 	}
@@ -133,7 +122,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 	if o.dontSort && o.desc && k.typ != client.Set {
 		slices.Reverse(elements)
 	}
-	list, err := t.sortElements(elements, &o)
+	list, err := sortElements(t, elements, &o)
 	if err != nil {
 		return err
 	}
@@ -144,10 +133,10 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 			out = append(out, s.element)
 		}
 		for _, p := range o.get {
-			out = append(out, t.byPattern(p, s.element))
+			out = append(out, byPattern(t, p, s.element))
 		}
 	}
-	if t.failed() {
+	if t.failure() != nil {
 		return nil
 	}
 	if o.store != nil {
@@ -167,7 +156,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with
 // ALPHA, where they stay as they were. The keys of a pattern are read together. A key that is not there weighs 0, or
 // with ALPHA stands before all others.
-func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, err error) {
+func sortElements(t Keys, elements [][]byte, o *sortArgs) (list []sorted, err error) {
 	list = make([]sorted, len(elements))
 	if o.by != nil && !o.dontSort {
 		var names [][]byte
@@ -185,7 +174,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, er
 			continue
 		}
 		if o.by != nil {
-			s.by = t.byPattern(o.by, e)
+			s.by = byPattern(t, o.by, e)
 			s.none = s.by == nil
 		}
 		if !o.alpha && !s.none {
@@ -264,18 +253,18 @@ func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
 
 // byPattern is the value that a pattern leads to from an element; nil: there is none.
 // A name that no key may have, or a key of another type, is one that is not there.
-func (t *staged) byPattern(pattern, element []byte) []byte {
+func byPattern(t Keys, pattern, element []byte) []byte {
 	if string(pattern) == "#" {
 		return element
 	}
 	name, field, ok := patternKey(pattern, element)
-	if !ok || badKey(t.in(), name) != "" {
+	if !ok || !t.possible(name) {
 		return nil
 	}
 	k := t.key(name)
 	switch {
 	case !k.present:
-		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}]) // for the event keymiss
+		t.miss(name)
 		return nil
 	case field != nil:
 		return fieldOf(k, field)

@@ -118,9 +118,51 @@ type stagedKey struct {
 	used    bool   // a function has seen it, or it is watched: it is a condition
 }
 
+// Keys are what a command on several keys works on. All of its methods are about the one try that the command is a
+// part of, and for its goroutine.
+type Keys interface {
+	// key is the key of a name in the current database, read when it is first asked for. That it stays as it was read
+	// is a condition of all that is written.
+	key(name []byte) *key
+	// keyIn is a key of another database.
+	keyIn(db int, name []byte) *key
+	// peek is key without the condition.
+	peek(name []byte) *key
+	// load reads keys together that the command may ask for. It makes no conditions.
+	load(names ...[]byte)
+	// possible reports whether a key may have such a name.
+	possible(name []byte) bool
+
+	// take takes so many bytes of memory until all of it is over. Without them it gives all of it up.
+	take(n int64) bool
+	// fail gives all of it up, with that reply in the place of all others. failure is why that has been done, nil if
+	// it has not: what the command does from then on has no effect.
+	fail(reply resultError)
+	failure() error
+
+	// name gives what the command does to a key an event of its own, and miss notes a name that led to no key.
+	name(k *key, class eventClass, event string)
+	miss(name []byte)
+
+	// current is the number of the database that names are of, and dbIndex reads the number of another one. together
+	// reports whether keys of both change in one step.
+	current() int
+	dbIndex(b []byte) (db int, err error)
+	together(db int) bool
+	// waits reports whether the command goes on waiting if it finds nothing.
+	waits() bool
+	// readsEverything reports whether the user of the command with these arguments may read every key by it.
+	readsEverything(args [][]byte) bool
+}
+
 // A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t. An error is its
 // reply instead.
-type severalFunc func(t *staged, args [][]byte, w *resp.Writer) error
+type severalFunc func(t Keys, args [][]byte, w *resp.Writer) error
+
+// onStaged makes a command of one that is more than a command on keys: it runs others, waits, or has libraries.
+func onStaged(f func(t *staged, args [][]byte, w *resp.Writer) error) severalFunc {
+	return func(t Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }
+}
 
 // maxStaged bounds the keys of one function.
 const maxStaged = 16 << 10
@@ -196,6 +238,19 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 		}
 	}
 	return dst
+}
+
+func (t *staged) possible(name []byte) bool            { return badKey(t.in(), name) == "" }
+func (t *staged) fail(reply resultError)               { t.err = reply }
+func (t *staged) failure() error                       { return t.err }
+func (t *staged) current() int                         { return t.db }
+func (t *staged) dbIndex(b []byte) (db int, err error) { return t.c.dbIndex(b) }
+func (t *staged) together(db int) bool                 { return t.c.g.dbs[db].shared == t.in().shared }
+func (t *staged) waits() bool                          { return t.mayWait }
+
+// miss is for the event keymiss.
+func (t *staged) miss(name []byte) {
+	t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}])
 }
 
 // failed reports whether all of it is given up, so that a function can stop.

@@ -155,8 +155,8 @@ func parseMillis(b []byte) (time.Duration, error) {
 
 // streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads
 // one as it was at some time. Without that, every XADD to one of its streams would make it read all of them again.
-func (a *readArgs) streamOf(t *staged, name []byte) *key {
-	if t.mayWait && !a.ofGroup {
+func (a *readArgs) streamOf(t Keys, name []byte) *key {
+	if t.waits() && !a.ofGroup {
 		return t.peek(name)
 	}
 	return t.key(name)
@@ -164,7 +164,7 @@ func (a *readArgs) streamOf(t *staged, name []byte) *key {
 
 // begin looks at a stream and its id when the client comes.
 // $ is what the stream has last at this moment, and stays that while the client waits.
-func (a *readArgs) begin(t *staged, i int) error {
+func (a *readArgs) begin(t Keys, i int) error {
 	k, name, id := a.streamOf(t, a.names[i]), a.names[i], string(a.ids[i])
 	s, err := k.readStream(name)
 	if err != nil {
@@ -198,7 +198,7 @@ func (a *readArgs) begin(t *staged, i int) error {
 
 // try reads what there is in streams of these names. A client that waits has its ids from the first time.
 // A stream named twice is read twice. It returns false, without a reply, if there is nothing new in any of them.
-func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+func (a *readArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	t.load(names...)
 	if !again {
 		for i := range a.names {
@@ -218,7 +218,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (f
 		// A stream that has gone, or is of another type by now, is an error to a group's client that has waited, and
 		// nothing new to others.
 		k := a.streamOf(t, name)
-		if t.failed() {
+		if t.failure() != nil {
 			return true, nil
 		}
 		served, err := false, error(nil)
@@ -230,7 +230,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) (f
 		}
 		if err != nil {
 			if n > 0 && err != errRoom { // what has been read before it has not been read then
-				t.err = resultError(err.Error())
+				t.fail(resultError(err.Error()))
 			}
 			return true, err
 		}
@@ -259,7 +259,7 @@ func (a *readArgs) limit(again bool) int64 {
 
 // read reads one stream.
 // served says that the reply has the stream: XREADGROUP of what is pending has it even if that is nothing.
-func (a *readArgs) read(t *staged, k *key, i int, again bool, out *resp.Writer) (served bool, err error) {
+func (a *readArgs) read(t Keys, k *key, i int, again bool, out *resp.Writer) (served bool, err error) {
 	name := a.names[i]
 	s, err := parsedStream(k.value, name)
 	if err != nil {
@@ -307,7 +307,7 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 // deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
 // It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use.
 // If the reply is lost on its way the entry is pending, and the consumer reads it again.
-func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int) error {
+func (a *readArgs) deliver(t Keys, k *key, name []byte, start collection.StreamID, n int) error {
 	s, err := k.editStream(name, collection.StreamGroupRoom(a.consumer, n))
 	if err != nil {
 		return err
@@ -341,7 +341,7 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 
 // see notes that the consumer was seen, and makes it if it is new.
 // consumer is its place among the group's.
-func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer int) {
+func (a *readArgs) see(t Keys, k *key, g *collection.StreamGroup) (consumer int) {
 	consumer, made := g.See(a.consumer, k.now)
 	if made {
 		t.name(k, onStream, "xgroup-createconsumer")
@@ -351,7 +351,7 @@ func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer i
 
 // readAgain gives what is pending for the consumer once more.
 // It counts as another delivery of each. Entries that were deleted are ids with null.
-func (a *readArgs) readAgain(t *staged, k *key, i int, out *resp.Writer) error {
+func (a *readArgs) readAgain(t Keys, k *key, i int, out *resp.Writer) error {
 	name := a.names[i]
 	s, err := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0))
 	if err != nil {

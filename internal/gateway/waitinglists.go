@@ -15,7 +15,7 @@ func parseBPop(left bool) func(args [][]byte) (blocking, error) {
 		names := args[1 : len(args)-1]
 		b.timeout, err = parseTimeout(args[len(args)-1])
 		b.names, b.line = names, lineOfLists
-		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+		b.try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
 				err := k.popList(name, left, 1, w, func(int) {
 					w.Array(2)
@@ -49,7 +49,7 @@ func parseBRPopLPush(args [][]byte) (blocking, error) {
 func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, err error) {
 	b.timeout, err = parseTimeout(timeout)
 	b.names, b.line, b.one = args[1:2], lineOfLists, true
-	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+	b.try = func(t Keys, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
 	}
 	return b, err

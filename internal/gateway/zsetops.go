@@ -41,7 +41,7 @@ func combiningCommands() []*command {
 
 // cmdZRangeStore stores what ZRANGE returns.
 // Source and destination may be the same key.
-func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
 	q := zquery{auto: true, store: true}
 	if err := q.parse(args[3:]); err != nil {
 		return err
@@ -94,7 +94,7 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 // try pops from the first of names that has something, and replies with its name behind a head. In nested replies a
 // member and its score are an array. names are those of the sets whose turn it is; false: none of them has a member,
 // and nothing was written.
-func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
+func (a zpopArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
 	nested bool) (found bool, err error) {
 	return firstOf(t, names, client.SortedSet, again, func(k *key, name []byte) error {
 		z, err := k.sortedSet(name)
@@ -110,7 +110,7 @@ func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, beg
 }
 
 // tryNested is try with the reply of ZMPOP.
-func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+func (a zpopArgs) tryNested(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	return a.try(t, names, again, w, func(name []byte, n int) {
 		w.Array(2)
 		w.Bulk(name)
@@ -118,7 +118,7 @@ func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Write
 	}, true)
 }
 
-func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
 	a, err := parseZMPop(args[1:])
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, error) {
 		a := zpopArgs{top: top, count: 1}
 		b.timeout, err = parseTimeout(args[len(args)-1])
 		b.names, b.line = args[1:len(args)-1], lineOfZSets
-		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+		b.try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return a.try(t, names, again, w, func(name []byte, n int) {
 				w.Array(1 + 2*n)
 				w.Bulk(name)
@@ -185,8 +185,8 @@ type combiner func(x *combination) []collection.ZEntry
 // the result goes. Sets of a few members are combined without asking for memory, and others after it was taken, by how
 // many members they have together.
 func zcombine(name string, combine combiner, at int) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
-		x, err := t.readCombination(name, args[at:])
+	return func(t Keys, args [][]byte, w *resp.Writer) error {
+		x, err := readCombination(t, name, args[at:])
 		if err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 			members += s.z.Len()
 		}
 		if members > freeMembers && !t.take(int64(members)*memberCost) {
-			return t.err
+			return t.failure()
 		}
 		list := combine(x)
 		switch {
@@ -228,7 +228,7 @@ const freeMembers, memberCost = 512, 128
 // readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
 // args begin with the number of sets. All sets are conditions
 // of what is written.
-func (t *staged) readCombination(name string, args [][]byte) (x *combination, err error) {
+func readCombination(t Keys, name string, args [][]byte) (x *combination, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok:
@@ -244,12 +244,12 @@ func (t *staged) readCombination(name string, args [][]byte) (x *combination, er
 	// All sets are looked at before the options, also those that cannot matter any more: the first error must be
 	// Redis's.
 	for _, name := range names {
-		z, err := t.membersOf(name)
+		z, err := membersOf(t, name)
 		switch {
 		case err != nil:
 			return nil, err
-		case t.failed():
-			return nil, t.err
+		case t.failure() != nil:
+			return nil, t.failure()
 		}
 		x.sources = append(x.sources, zsource{z, 1})
 	}
@@ -260,7 +260,7 @@ func (t *staged) readCombination(name string, args [][]byte) (x *combination, er
 }
 
 // membersOf is the sorted set of a key, or one made of a set's members, all of score 1.
-func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
+func membersOf(t Keys, name []byte) (z collection.ZSet, err error) {
 	k := t.key(name)
 	if !k.present || k.typ != client.Set {
 		return k.sortedSet(name)
@@ -269,7 +269,7 @@ func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
 	n, err := set.Len()
 	if err == nil {
 		if n > freeMembers && !t.take(int64(n)*memberCost) {
-			return z, t.err
+			return z, t.failure()
 		}
 		var list []collection.ZEntry
 		for _, m := range set.Members(nil) {
