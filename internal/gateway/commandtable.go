@@ -7,8 +7,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a

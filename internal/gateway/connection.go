@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // auth makes the connection a user's if the password is right. Success lifts the tight limits that a

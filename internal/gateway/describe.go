@@ -4,9 +4,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/glob"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // servedCommands leaves out what only a refusal exists for, so that a client that asks first

@@ -4,9 +4,9 @@ import (
 	"errors"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/rdb"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/rdb"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values

@@ -9,7 +9,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/rdb"
+	"github.com/kvd-project/kvd/internal/redis/rdb"
 	"github.com/kvd-project/kvd/internal/units"
 )
 

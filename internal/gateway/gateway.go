@@ -9,7 +9,7 @@
 // if that has changed until then. Keys of several databases change together if these share a namespace (databases.go);
 // the flushes go step by step.
 //
-// The protocol is left to internal/resp, connections to internal/netsrv. Start with
+// The protocol is left to internal/redis/resp, connections to internal/netsrv. Start with
 // [Options] and [New]. In the code, a command is a keyFunc (strings.go), and pipelined
 // ones make a batch (batch.go). Loops (internal/loop, loop.go) serve clients that say
 // little at a time. A Gateway's methods may be called concurrently. The clients in
@@ -33,13 +33,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/peers"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Database is what SELECT chooses. Databases with the same Client share its namespace; see database.

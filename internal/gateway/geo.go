@@ -6,11 +6,11 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/geo"
+	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/args"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/geo"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at,

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // latencySamples is how many seconds of an event Redis keeps at most.

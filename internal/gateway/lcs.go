@@ -2,7 +2,7 @@ package gateway
 
 import (
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the

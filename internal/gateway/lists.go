@@ -7,14 +7,14 @@ import (
 	"slices"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits
-// a copy, which the store then writes. The order in which arguments, the key and its type are looked at is Redis's
-// (t_list.c).
+// Lists. A command walks the encoded list (internal/redis/collection) from the end that is nearer; one that changes it
+// edits a copy, which the store then writes. The order in which arguments, the key and its type are looked at is
+// Redis's (t_list.c).
 //
 // A list is at most collection.MaxLen bytes. Walking it decodes nothing but lengths, and changing it moves the bytes
 // behind the change, both well below what the store takes to write the record.

@@ -4,7 +4,7 @@ import (
 	"runtime"
 
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // memoryUse is what INFO and MEMORY tell of memory: the store's, of the namespace of a database, for that is what keys

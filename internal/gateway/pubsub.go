@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/peers"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // channelArgs says which arguments of a command are channels.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Users, and what their commands may touch. Package acl knows rules; what follows tells it what a command is about.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/redis/args"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // redisVersion is the one whose strings these are; clients choose commands by it.

@@ -6,14 +6,14 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/redis/args"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a
-// copy. The order in which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
+// Streams. A command takes the value apart as far as it needs to (internal/redis/collection); one that changes it edits
+// a copy. The order in which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
 //
 // An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all
 // of it. So streams are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // foldOf says how a command's replies for its keys make one.

@@ -3,8 +3,8 @@ package gateway
 import (
 	"bytes"
 
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"math"
 
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/number"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // scoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.

@@ -2,7 +2,7 @@
 // no key and no connection.
 package args
 
-import "github.com/kvd-project/kvd/internal/resp"
+import "github.com/kvd-project/kvd/internal/redis/resp"
 
 // Refusal is an error that a client is told: its first word is the class, as in "ERR syntax error". A command that is
 // refused has had no effect.
