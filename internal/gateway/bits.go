@@ -17,13 +17,13 @@ import (
 // bitCommands are on strings, but in a group of their own.
 func bitCommands() []*command {
 	return ofGroup("bitmap",
-		keyed("setbit", 4, 1, update, cmdSetBit, "Sets a bit of the value."),
-		keyed("getbit", 3, 1, readValue, cmdGetBit, "Returns a bit of the value.").needing(bitPart),
-		keyed("bitcount", -2, 1, readValue, cmdBitCount, "Counts the bits that are set."),
-		keyed("bitpos", -3, 1, readValue, cmdBitPos, "Finds the first bit that is set, or is not."),
-		keyed("bitfield", -2, 1, update, cmdBitField, "Reads and changes integers of any width in the value."),
-		keyed("bitfield_ro", -2, 1, readValue, cmdBitFieldRO, "Reads integers of any width in the value."),
-		writes(onKeys("bitop", -4, 2, -1, 1, "bitmap", cmdBitOp, "Combines the bits of several values.")),
+		keyed("setbit", 4, 1, update, "Sets a bit of the value."),
+		keyed("getbit", 3, 1, readValue, "Returns a bit of the value.").needing(bitPart),
+		keyed("bitcount", -2, 1, readValue, "Counts the bits that are set."),
+		keyed("bitpos", -3, 1, readValue, "Finds the first bit that is set, or is not."),
+		keyed("bitfield", -2, 1, update, "Reads and changes integers of any width in the value."),
+		keyed("bitfield_ro", -2, 1, readValue, "Reads integers of any width in the value."),
+		writes(onKeys("bitop", -4, 2, -1, 1, "bitmap", "Combines the bits of several values.")),
 	)
 }
 

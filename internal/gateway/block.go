@@ -57,10 +57,9 @@ type blocking struct {
 	try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
 }
 
-// blockingOn makes a command that waits. parse has all of its arguments and may keep them. Where nothing may
-// wait, which is in transactions, the command is one on several keys.
-func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, error),
-	summary string) *command {
+// blockingOn makes a command that waits. Where nothing may wait, which is in transactions, it is one on several keys.
+func blockingOn(name string, arity, first, last, step int, group, summary string) *command {
+	parse := waitingFor[name]
 	tryOnce := func(t *staged, args [][]byte, w *resp.Writer) error {
 		b, err := parse(args)
 		switch {
@@ -80,7 +79,7 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 		}
 		return nil
 	}
-	c := writes(onKeys(name, arity, first, last, step, group, onStaged(tryOnce), summary))
+	c := writes(onKeys(name, arity, first, last, step, group, summary).by(onStaged(tryOnce)))
 	c.block = parse
 	return c
 }

@@ -115,7 +115,7 @@ func (s *librarySet) payload() []byte {
 func functionCommands() []*command {
 	type stagedFunc = func(t *staged, args [][]byte, w *resp.Writer) error
 	look := func(name string, arity int, f stagedFunc, summary string) *command {
-		c := onKeys(name, arity, 0, 0, 0, "", onStaged(f), summary)
+		c := onKeys(name, arity, 0, 0, 0, "", summary).by(onStaged(f))
 		c.libraries = true
 		return c
 	}
@@ -123,10 +123,8 @@ func functionCommands() []*command {
 		return writes(look(name, arity, f, summary))
 	}
 	return []*command{
-		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", functionCaller(false),
-			"Calls a function of a library."))),
-		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", functionCaller(true),
-			"Calls a function that may not write.")),
+		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", "Calls a function of a library.").by(functionCaller(false)))),
+		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", "Calls a function that may not write.").by(functionCaller(true))),
 		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
 			change("function|load", -3, functionLoad, "Adds a library."),
 			change("function|delete", 3, functionDelete, "Deletes a library."),

@@ -17,26 +17,20 @@ import (
 // are those of geo.c.
 
 func geoCommands() []*command {
-	radius := onKeys("georadius", -6, 1, 1, 1, "", georadius(geoquery{at: 6}),
-		"Returns or stores the positions around a place.")
-	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true}),
-		"Returns or stores the positions around a member.")
+	radius := onKeys("georadius", -6, 1, 1, 1, "", "Returns or stores the positions around a place.")
+	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", "Returns or stores the positions around a member.")
 	radius.spans, byMember.spans = storeSpans(6), storeSpans(5)
 	return inGroup("geo", []*command{
-		keyed("geoadd", -5, 1, update, cmdGeoAdd, "Adds positions."),
-		keyed("geodist", -4, 1, read, cmdGeoDist, "Returns the distance between two members."),
-		keyed("geohash", -2, 1, read, cmdGeoHash, "Returns the geohashes of members."),
-		keyed("geopos", -2, 1, read, cmdGeoPos, "Returns the positions of members."),
+		keyed("geoadd", -5, 1, update, "Adds positions."),
+		keyed("geodist", -4, 1, read, "Returns the distance between two members."),
+		keyed("geohash", -2, 1, read, "Returns the geohashes of members."),
+		keyed("geopos", -2, 1, read, "Returns the positions of members."),
 		writes(radius),
-		onKeys("georadius_ro", -6, 1, 1, 1, "", georadius(geoquery{at: 6, readOnly: true}),
-			"Returns the positions around a place."),
+		onKeys("georadius_ro", -6, 1, 1, 1, "", "Returns the positions around a place."),
 		writes(byMember),
-		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true, readOnly: true}),
-			"Returns the positions around a member."),
-		onKeys("geosearch", -7, 1, 1, 1, "", georadius(geoquery{at: 2, search: true}),
-			"Returns the positions within a circle or a box."),
-		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", georadius(geoquery{at: 3, search: true, storeFirst: true}),
-			"Stores the positions within a circle or a box.")),
+		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", "Returns the positions around a member."),
+		onKeys("geosearch", -7, 1, 1, 1, "", "Returns the positions within a circle or a box."),
+		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", "Stores the positions within a circle or a box.")),
 	})
 }
 

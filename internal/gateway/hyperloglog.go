@@ -15,12 +15,10 @@ import (
 // hyperLogLogCommands are on strings, but in a group of their own.
 func hyperLogLogCommands() []*command {
 	return ofGroup("hyperloglog",
-		keyed("pfadd", -2, 1, update, cmdPFAdd, "Counts elements."),
-		onKeys("pfcount", -2, 1, -1, 1, "hyperloglog", cmdPFCount,
-			"Estimates how many different elements were counted."),
-		writes(onKeys("pfmerge", -2, 1, -1, 1, "hyperloglog", cmdPFMerge,
-			"Makes one that has counted what others have.")),
-		keyed("pfdebug", 3, 2, update, cmdPFDebug, "Shows how elements are counted."),
+		keyed("pfadd", -2, 1, update, "Counts elements."),
+		onKeys("pfcount", -2, 1, -1, 1, "hyperloglog", "Estimates how many different elements were counted."),
+		writes(onKeys("pfmerge", -2, 1, -1, 1, "hyperloglog", "Makes one that has counted what others have.")),
+		keyed("pfdebug", 3, 2, update, "Shows how elements are counted."),
 		onConn("pfselftest", 1, "hyperloglog", replyOK, "Does nothing: it is tested elsewhere."),
 	)
 }

@@ -22,47 +22,29 @@ import (
 // listCommands are on one list, on several, or wait for one.
 func listCommands() []*command {
 	all := []*command{
-		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return push(k, args, w, true, false)
-		}, "Prepends elements to a list."),
-		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return push(k, args, w, false, false)
-		}, "Appends elements to a list."),
-		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return push(k, args, w, true, true)
-		}, "Prepends elements to a list that exists."),
-		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return push(k, args, w, false, true)
-		}, "Appends elements to a list that exists."),
-		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return pop(k, args, w, "lpop", true)
-		}, "Removes and returns the first elements."),
-		keyed("rpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return pop(k, args, w, "rpop", false)
-		}, "Removes and returns the last elements."),
-		keyed("llen", 2, 1, read, cmdLLen, "Returns the length of a list."),
-		keyed("lindex", 3, 1, read, cmdLIndex, "Returns an element by its index."),
-		keyed("lrange", 4, 1, read, cmdLRange, "Returns a range of elements."),
-		keyed("lpos", -3, 1, read, cmdLPos, "Returns the indices of matching elements."),
-		keyed("linsert", 5, 1, update, cmdLInsert, "Inserts an element before or after another."),
-		keyed("lset", 4, 1, update, cmdLSet, "Sets an element by its index."),
-		keyed("lrem", 4, 1, update, cmdLRem, "Removes elements by their value."),
-		keyed("ltrim", 4, 1, update, cmdLTrim, "Removes elements from both ends."),
-		writes(onKeys("lmove", 5, 1, 2, 1, "list", cmdLMove, "Moves an element from one list to another.")),
-		writes(onKeys("rpoplpush", 3, 1, 2, 1, "list", cmdRPopLPush,
-			"Moves the last element of a list to the head of another.")),
-		countedAt(1, writes(onKeys("lmpop", -4, 0, 0, 0, "list", cmdLMPop, "Pops elements from the first list that "+
+		keyed("lpush", -3, 1, update, "Prepends elements to a list."),
+		keyed("rpush", -3, 1, update, "Appends elements to a list."),
+		keyed("lpushx", -3, 1, update, "Prepends elements to a list that exists."),
+		keyed("rpushx", -3, 1, update, "Appends elements to a list that exists."),
+		keyed("lpop", -2, 1, update, "Removes and returns the first elements."),
+		keyed("rpop", -2, 1, update, "Removes and returns the last elements."),
+		keyed("llen", 2, 1, read, "Returns the length of a list."),
+		keyed("lindex", 3, 1, read, "Returns an element by its index."),
+		keyed("lrange", 4, 1, read, "Returns a range of elements."),
+		keyed("lpos", -3, 1, read, "Returns the indices of matching elements."),
+		keyed("linsert", 5, 1, update, "Inserts an element before or after another."),
+		keyed("lset", 4, 1, update, "Sets an element by its index."),
+		keyed("lrem", 4, 1, update, "Removes elements by their value."),
+		keyed("ltrim", 4, 1, update, "Removes elements from both ends."),
+		writes(onKeys("lmove", 5, 1, 2, 1, "list", "Moves an element from one list to another.")),
+		writes(onKeys("rpoplpush", 3, 1, 2, 1, "list", "Moves the last element of a list to the head of another.")),
+		countedAt(1, writes(onKeys("lmpop", -4, 0, 0, 0, "list", "Pops elements from the first list that "+
 			"is not empty."))),
-		blockingOn("blpop", -3, 1, -2, 1, "list", parseBPop(true),
-			"Pops the first element of a list, or waits for one."),
-		blockingOn("brpop", -3, 1, -2, 1, "list", parseBPop(false),
-			"Pops the last element of a list, or waits for one."),
-		blockingOn("blmove", 6, 1, 2, 1, "list", parseBLMove,
-			"Moves an element from one list to another, or waits for one."),
-		blockingOn("brpoplpush", 4, 1, 2, 1, "list", parseBRPopLPush,
-			"Moves the last element of a list to the head of another, or waits for one."),
-		countedAt(2, blockingOn("blmpop", -5, 0, 0, 0, "list", parseBLMPop,
-			"Pops elements from the first list that is not empty, or waits for one.")),
+		blockingOn("blpop", -3, 1, -2, 1, "list", "Pops the first element of a list, or waits for one."),
+		blockingOn("brpop", -3, 1, -2, 1, "list", "Pops the last element of a list, or waits for one."),
+		blockingOn("blmove", 6, 1, 2, 1, "list", "Moves an element from one list to another, or waits for one."),
+		blockingOn("brpoplpush", 4, 1, 2, 1, "list", "Moves the last element of a list to the head of another, or waits for one."),
+		countedAt(2, blockingOn("blmpop", -5, 0, 0, 0, "list", "Pops elements from the first list that is not empty, or waits for one.")),
 	}
 	for _, c := range all {
 		c.group = "list"

@@ -82,13 +82,13 @@ func sortSpans(args [][]byte) (keys, also acl.Span) {
 
 // sortCommands need not name their keys in one place.
 func sortCommands() []*command {
-	c := writes(onKeys("sort", -2, 1, 1, 1, "generic", cmdSort, "Sorts a list, set or sorted set."))
+	c := writes(onKeys("sort", -2, 1, 1, 1, "generic", "Sorts a list, set or sorted set."))
 	c.spans = sortSpans
 	return []*command{c,
-		onKeys("sort_ro", -2, 1, 1, 1, "generic", cmdSortRO, "Sorts a list, set or sorted set, and writes nothing."),
-		keyed("dump", 2, 1, read, cmdDump, "Returns the value, serialized."),
-		keyed("restore", -4, 1, update, cmdRestore, "Makes a key of a serialized value."),
-		keyed("restore-asking", -4, 1, update, cmdRestore, "Is RESTORE."),
+		onKeys("sort_ro", -2, 1, 1, 1, "generic", "Sorts a list, set or sorted set, and writes nothing."),
+		keyed("dump", 2, 1, read, "Returns the value, serialized."),
+		keyed("restore", -4, 1, update, "Makes a key of a serialized value."),
+		keyed("restore-asking", -4, 1, update, "Is RESTORE."),
 	}
 }
 

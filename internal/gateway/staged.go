@@ -155,10 +155,6 @@ type Keys interface {
 	readsEverything(args [][]byte) bool
 }
 
-// A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t. An error is its
-// reply instead.
-type severalFunc func(t Keys, args [][]byte, w *resp.Writer) error
-
 // onStaged makes a command of one that is more than a command on keys: it runs others, waits, or has libraries.
 func onStaged(f func(t *staged, args [][]byte, w *resp.Writer) error) severalFunc {
 	return func(t Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }

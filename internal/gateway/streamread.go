@@ -28,10 +28,10 @@ type readArgs struct {
 	news []bool                // the id is >
 }
 
-// blockingRead makes XREAD or XREADGROUP.
+// parseRead is for XREAD and XREADGROUP.
 // Clients of XREAD wait in no line, since they take nothing, and those of a group in the group's.
-func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
-	c := blockingOn(name, arity, 0, 0, 0, "stream", func(args [][]byte) (blocking, error) {
+func parseRead(ofGroup bool) waitFunc {
+	return func(args [][]byte) (blocking, error) {
 		a := &readArgs{ofGroup: ofGroup}
 		timeout, err := a.parse(args)
 		b := blocking{names: a.names, timeout: timeout, reads: true, try: a.try}
@@ -39,7 +39,12 @@ func blockingRead(name string, arity int, ofGroup bool, summary string) *command
 			b.line = "group " + string(a.group)
 		}
 		return b, err
-	}, summary)
+	}
+}
+
+// blockingRead makes XREAD or XREADGROUP.
+func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
+	c := blockingOn(name, arity, 0, 0, 0, "stream", summary)
 	c.spans = readSpans
 	if ofGroup {
 		c.spans = groupReadSpans

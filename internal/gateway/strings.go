@@ -104,10 +104,6 @@ func (k *key) setInt(n int64) {
 	k.set(k.own, k.expires)
 }
 
-// A keyFunc is a command on one key: it appends its one reply and changes the key. An error is its reply instead.
-// It depends on nothing else, and may run several times.
-type keyFunc func(k *key, args [][]byte, w *resp.Writer) error
-
 const (
 	// The texts are Redis's, since clients look for them.
 	errSyntax            = args.Syntax

@@ -10,7 +10,7 @@ import (
 )
 
 // parseBPop is for BLPOP and BRPOP.
-func parseBPop(left bool) func(args [][]byte) (blocking, error) {
+func parseBPop(left bool) waitFunc {
 	return func(args [][]byte) (b blocking, err error) {
 		names := args[1 : len(args)-1]
 		b.timeout, err = parseTimeout(args[len(args)-1])

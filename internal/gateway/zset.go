@@ -27,59 +27,29 @@ const (
 
 func sortedSetCommands() []*command {
 	list := []*command{
-		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
-		keyed("zincrby", 4, 1, update, cmdZIncrBy, "Adds to the score of a member."),
-		keyed("zrem", -3, 1, update, cmdZRem, "Removes members."),
-		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zremRange(k, args, w, byRank)
-		}, "Removes a range of ranks."),
-		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zremRange(k, args, w, byScore)
-		}, "Removes a range of scores."),
-		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zremRange(k, args, w, byLex)
-		}, "Removes a range of members of equal score."),
-		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zpop(k, args, w, false)
-		}, "Removes the members of lowest score and returns them."),
-		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zpop(k, args, w, true)
-		}, "Removes the members of highest score and returns them."),
-		keyed("zcard", 2, 1, read, cmdZCard, "Returns the number of members."),
-		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zcount(k, args, w, byScore)
-		}, "Counts a range of scores."),
-		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zcount(k, args, w, byLex)
-		}, "Counts a range of members of equal score."),
-		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
-		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
-		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrank(k, args, w, false)
-		}, "Returns the rank of a member, from the lowest score on."),
-		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrank(k, args, w, true)
-		}, "Returns the rank of a member, from the highest score on."),
-		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{auto: true})
-		}, "Returns a range of ranks, scores or members."),
-		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{rev: true})
-		}, "Returns a range of ranks, from the highest score on."),
-		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byScore})
-		}, "Returns a range of scores."),
-		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byScore, rev: true})
-		}, "Returns a range of scores, from the highest on."),
-		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byLex})
-		}, "Returns a range of members of equal score."),
-		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byLex, rev: true})
-		}, "Returns a range of members of equal score, from the last on."),
-		keyed("zrandmember", -2, 1, read, cmdZRandMember, "Returns random members."),
-		keyed("zscan", -3, 1, read, cmdZScan, "Iterates over members and scores."),
+		keyed("zadd", -4, 1, update, "Adds members, or changes their scores."),
+		keyed("zincrby", 4, 1, update, "Adds to the score of a member."),
+		keyed("zrem", -3, 1, update, "Removes members."),
+		keyed("zremrangebyrank", 4, 1, update, "Removes a range of ranks."),
+		keyed("zremrangebyscore", 4, 1, update, "Removes a range of scores."),
+		keyed("zremrangebylex", 4, 1, update, "Removes a range of members of equal score."),
+		keyed("zpopmin", -2, 1, update, "Removes the members of lowest score and returns them."),
+		keyed("zpopmax", -2, 1, update, "Removes the members of highest score and returns them."),
+		keyed("zcard", 2, 1, read, "Returns the number of members."),
+		keyed("zcount", 4, 1, read, "Counts a range of scores."),
+		keyed("zlexcount", 4, 1, read, "Counts a range of members of equal score."),
+		keyed("zscore", 3, 1, read, "Returns the score of a member."),
+		keyed("zmscore", -3, 1, read, "Returns the scores of members."),
+		keyed("zrank", 3, 1, read, "Returns the rank of a member, from the lowest score on."),
+		keyed("zrevrank", 3, 1, read, "Returns the rank of a member, from the highest score on."),
+		keyed("zrange", -4, 1, read, "Returns a range of ranks, scores or members."),
+		keyed("zrevrange", -4, 1, read, "Returns a range of ranks, from the highest score on."),
+		keyed("zrangebyscore", -4, 1, read, "Returns a range of scores."),
+		keyed("zrevrangebyscore", -4, 1, read, "Returns a range of scores, from the highest on."),
+		keyed("zrangebylex", -4, 1, read, "Returns a range of members of equal score."),
+		keyed("zrevrangebylex", -4, 1, read, "Returns a range of members of equal score, from the last on."),
+		keyed("zrandmember", -2, 1, read, "Returns random members."),
+		keyed("zscan", -3, 1, read, "Iterates over members and scores."),
 	}
 	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
 }

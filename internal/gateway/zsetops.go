@@ -13,29 +13,19 @@ import (
 // 1.
 func combiningCommands() []*command {
 	return []*command{
-		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", zcombine("zunion", uniteSets, 1),
-			"Returns the members of any of several sorted sets.")),
-		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", zcombine("zinter", intersectSets, 1),
-			"Returns the members of all of several sorted sets.")),
-		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", zcombine("zdiff", subtractSets, 1),
-			"Returns the members of a sorted set that are in no other one.")),
-		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", zcombine("zintercard", intersectSets, 1),
-			"Counts the members of all of several sorted sets.")),
-		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", zcombine("zunionstore", uniteSets, 2),
-			"Stores the members of any of several sorted sets."))),
-		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", zcombine("zinterstore", intersectSets, 2),
-			"Stores the members of all of several sorted sets."))),
-		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", zcombine("zdiffstore", subtractSets, 2),
-			"Stores the members of a sorted set that are in no other one."))),
-		writes(onKeys("zrangestore", -5, 1, 2, 1, "", cmdZRangeStore, "Stores a range of a sorted set.")),
-		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", cmdZMPop, "Removes members from the first of several "+
+		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", "Returns the members of any of several sorted sets.")),
+		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", "Returns the members of all of several sorted sets.")),
+		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", "Returns the members of a sorted set that are in no other one.")),
+		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", "Counts the members of all of several sorted sets.")),
+		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", "Stores the members of any of several sorted sets."))),
+		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", "Stores the members of all of several sorted sets."))),
+		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", "Stores the members of a sorted set that are in no other one."))),
+		writes(onKeys("zrangestore", -5, 1, 2, 1, "", "Stores a range of a sorted set.")),
+		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", "Removes members from the first of several "+
 			"sorted sets that has some."))),
-		blockingOn("bzpopmin", -3, 1, -2, 1, "", parseBZPop(false),
-			"Removes the member of lowest score and returns it, or waits for one."),
-		blockingOn("bzpopmax", -3, 1, -2, 1, "", parseBZPop(true),
-			"Removes the member of highest score and returns it, or waits for one."),
-		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", parseBZMPop,
-			"Removes members from the first of several sorted sets that has some, or waits for one.")),
+		blockingOn("bzpopmin", -3, 1, -2, 1, "", "Removes the member of lowest score and returns it, or waits for one."),
+		blockingOn("bzpopmax", -3, 1, -2, 1, "", "Removes the member of highest score and returns it, or waits for one."),
+		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", "Removes members from the first of several sorted sets that has some, or waits for one.")),
 	}
 }
 
@@ -132,7 +122,7 @@ func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
 // Each takes one member of one set, the first that has some.
-func parseBZPop(top bool) func(args [][]byte) (blocking, error) {
+func parseBZPop(top bool) waitFunc {
 	return func(args [][]byte) (b blocking, err error) {
 		a := zpopArgs{top: top, count: 1}
 		b.timeout, err = parseTimeout(args[len(args)-1])
