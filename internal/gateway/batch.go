@@ -455,8 +455,6 @@ var (
 	errUnchanged = errors.New("unchanged")
 	// errWatched: a key that was watched has another version. Nothing was written; EXEC replies null.
 	errWatched = errors.New("watched key has changed")
-	// errRoom: the unit needs memory that has to be taken first; nothing was done.
-	errRoom = errors.New("no room")
 )
 
 // run performs the batch and writes its replies. Its error is that of sending.

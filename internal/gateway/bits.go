@@ -6,44 +6,12 @@ import (
 	"math/bits"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Bits of strings, numbered from the most significant one of the first byte on. All behind the end of a
 // string is 0, and so is a string that is not there.
-
-// bitCommands are on strings, but in a group of their own.
-func bitCommands() []*command {
-	return ofGroup("bitmap",
-		keyed("setbit", 4, 1, update, "Sets a bit of the value."),
-		keyed("getbit", 3, 1, readValue, "Returns a bit of the value.").needing(bitPart),
-		keyed("bitcount", -2, 1, readValue, "Counts the bits that are set."),
-		keyed("bitpos", -3, 1, readValue, "Finds the first bit that is set, or is not."),
-		keyed("bitfield", -2, 1, update, "Reads and changes integers of any width in the value."),
-		keyed("bitfield_ro", -2, 1, readValue, "Reads integers of any width in the value."),
-		writes(onKeys("bitop", -4, 2, -1, 1, "bitmap", "Combines the bits of several values.")),
-	)
-}
-
-// bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are
-// wrong write, as in Redis.
-func bitFieldNeeds(args [][]byte) acl.Need {
-	p := optionsOf(args[min(2, len(args)):])
-	for p.More() {
-		switch {
-		case p.Option("get", 2):
-			p.Str()
-			p.Str()
-		case p.Option("overflow", 1):
-			p.Str()
-		default:
-			return acl.NeedRead | acl.NeedWrite
-		}
-	}
-	return acl.NeedRead
-}
 
 const errBitOffset = "ERR bit offset is not an integer or out of range"
 

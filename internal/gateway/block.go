@@ -33,30 +33,6 @@ const (
 	pollBatch, pollLimit = 256, 1 << 10
 )
 
-// noWait is the timeout of a command that was not told to wait.
-const noWait = time.Duration(-1)
-
-// The lines of those who wait for a list and for a sorted set. Readers of a stream have none, or their group's.
-const lineOfLists, lineOfZSets = "list", "sorted set"
-
-// blocking is what a command that may wait asks for.
-// It is made for each command, and its names are the command's arguments, which stay until the connection has replied.
-type blocking struct {
-	names   [][]byte      // that it waits for
-	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
-	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has
-	// to look at its keys before it waits, whoever does so already, and if it has no line nobody is in its way
-	// afterwards, since it takes nothing.
-	line  string
-	reads bool
-	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
-	one bool
-	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied,
-	// unless the error is its reply. again says that the client has waited: a key of a wrong type is then like none, as
-	// in Redis.
-	try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
-}
-
 // blockingOn makes a command that waits. Where nothing may wait, which is in transactions, it is one on several keys.
 func blockingOn(name string, arity, first, last, step int, group, summary string) *command {
 	parse := waitingFor[name]
@@ -82,35 +58,6 @@ func blockingOn(name string, arity, first, last, step int, group, summary string
 	c := writes(onKeys(name, arity, first, last, step, group, summary).by(onStaged(tryOnce)))
 	c.block = parse
 	return c
-}
-
-// firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there
-// is none. The first key is most often the one, so that the others are read when they are needed. That those before it
-// are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
-// other's way.
-func firstOf(t Keys, names [][]byte, typ client.Type, again bool,
-	pop func(k *key, name []byte) error) (found bool, err error) {
-	for i, name := range names {
-		if i == 1 {
-			t.load(names[1:]...)
-		}
-		look := t.key
-		if t.waits() {
-			look = t.peek
-		}
-		k := look(name)
-		switch {
-		case t.failure() != nil:
-			return true, nil
-		case !k.present, again && k.typ != typ:
-			continue
-		}
-		if err := k.typed(typ); err != nil {
-			return true, err
-		}
-		return true, pop(t.key(name), name)
-	}
-	return false, nil
 }
 
 // waits are the clients of a gateway that wait. Its methods may be called concurrently.
@@ -701,7 +648,3 @@ func (b *batch) announce() {
 		}
 	}
 }
-
-// leavesCollection reports whether a key has been changed to something that somebody may wait for.
-// Plain values are nothing to wait for: no blocking command takes one.
-func (k *key) leavesCollection() bool { return k.changed && k.present && k.typ != client.Plain }

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -650,15 +649,6 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 
 func wrongArgs(cmd *command) string {
 	return "ERR wrong number of arguments for '" + cmd.name + "' command"
-}
-
-// clip is what Redis prints of b with "%.*s": n bytes at most, none from NUL on.
-func clip(b []byte, n int) string {
-	b = b[:min(len(b), max(n, 0))]
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
-	}
-	return string(b)
 }
 
 // unknownCommand repeats the client's words, as Redis does, but no more than 128 bytes of them:

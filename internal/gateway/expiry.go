@@ -1,14 +1,8 @@
 package gateway
 
 import (
-	"cmp"
-	"errors"
 	"math"
-	"time"
 
-	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
@@ -132,54 +126,6 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 	return nil
 }
 
-// cmdEncoding answers as Redis would after SET; records here are all alike.
-func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) error {
-	_, isInt := resp.ParseInt(k.value)
-	switch {
-	case !k.present:
-		w.Null()
-	case k.typ != client.Plain:
-		w.BulkString(k.limits.encodingOf(k.typ, k.value))
-	case isInt:
-		w.BulkString("int")
-	case len(k.value) <= 44:
-		w.BulkString("embstr")
-	default:
-		w.BulkString("raw")
-	}
-	return nil
-}
-
-// encodingOf is the one that Redis would have chosen for a collection.
-// Tools print it, and nothing here depends on it: collections have encodings of their own (package collection). While
-// the limits are the defaults these tell; else, or for a nil e, what the value has is counted.
-func (e *encodingLimits) encodingOf(t client.Type, value []byte) string {
-	changed := e != nil && e.set.Load()
-	switch t {
-	case client.Hash:
-		h := collection.Hash(value)
-		if large := h.Large(); changed && e.hashLarge(h) || !changed && large {
-			return "hashtable"
-		}
-		return "listpack"
-	case client.Set:
-		s := collection.Set(value)
-		if n, err := s.Len(); s.Ints() && (!changed || err == nil && int64(n) <= e.setInts.Load()) {
-			return "intset"
-		}
-		return "hashtable"
-	case client.SortedSet:
-		z, err := collection.ParseZSet(value)
-		if err == nil && (changed && !e.sortedLarge(z) || !changed && z.Small()) {
-			return "listpack"
-		}
-		return "skiplist"
-	case client.List:
-		return "quicklist"
-	}
-	return t.String()
-}
-
 // cmdRefcount is 1: no two keys share a value.
 func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) error {
 	if k.present {
@@ -201,31 +147,6 @@ func cmdFreq(k *key, _ [][]byte, w *resp.Writer) error {
 		return nil
 	}
 	return refusal("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
-}
-
-// cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is
-// noted, and the error is that of a Redis that counts uses only. It is no keyFunc, since the time is not in the record.
-func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) error {
-	if bad := badKey(c.in, args[2]); bad != "" {
-		return refusal(bad)
-	}
-	ago, noted, err := time.Duration(0), false, error(nil)
-	if tools, ok := inside.Find(c.in.api); ok {
-		ago, noted, err = tools.LastUse(c.ctx, c.in.stored(args[2]))
-	} else if version, e := versionOf(c, args[2]); e != nil || version == 0 {
-		err = cmp.Or(e, client.ErrNotFound)
-	}
-	switch {
-	case errors.Is(err, client.ErrNotFound):
-		w.Null()
-	case err != nil:
-		return refusal(c.g.storeError(err))
-	case !noted:
-		return refusal("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
-	default:
-		w.Int(int64(ago / time.Second))
-	}
-	return nil
 }
 
 // recordOverhead is what a record and its slot take beside key and value, and

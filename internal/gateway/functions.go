@@ -123,8 +123,10 @@ func functionCommands() []*command {
 		return writes(look(name, arity, f, summary))
 	}
 	return []*command{
-		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", "Calls a function of a library.").by(functionCaller(false)))),
-		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", "Calls a function that may not write.").by(functionCaller(true))),
+		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting",
+			"Calls a function of a library.").by(functionCaller(false)))),
+		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting",
+			"Calls a function that may not write.").by(functionCaller(true))),
 		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
 			change("function|load", -3, functionLoad, "Adds a library."),
 			change("function|delete", 3, functionDelete, "Deletes a library."),

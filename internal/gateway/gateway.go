@@ -273,7 +273,7 @@ func New(o Options) (*Gateway, error) {
 	g.scripts.cache, g.scripts.groupTime = luascript.NewCache(scriptCacheBytes), groupTime
 	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
-	g.encodings.reset()
+	setDefaults(&g.encodings)
 	g.waits.init(g)
 	g.hub.init()
 	g.tracked.init(o.TrackingKeys)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/redis/geo"
@@ -15,55 +14,6 @@ import (
 
 // Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at,
 // are those of geo.c.
-
-func geoCommands() []*command {
-	radius := onKeys("georadius", -6, 1, 1, 1, "", "Returns or stores the positions around a place.")
-	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", "Returns or stores the positions around a member.")
-	radius.spans, byMember.spans = storeSpans(6), storeSpans(5)
-	return inGroup("geo", []*command{
-		keyed("geoadd", -5, 1, update, "Adds positions."),
-		keyed("geodist", -4, 1, read, "Returns the distance between two members."),
-		keyed("geohash", -2, 1, read, "Returns the geohashes of members."),
-		keyed("geopos", -2, 1, read, "Returns the positions of members."),
-		writes(radius),
-		onKeys("georadius_ro", -6, 1, 1, 1, "", "Returns the positions around a place."),
-		writes(byMember),
-		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", "Returns the positions around a member."),
-		onKeys("geosearch", -7, 1, 1, 1, "", "Returns the positions within a circle or a box."),
-		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", "Stores the positions within a circle or a box.")),
-	})
-}
-
-// storeSpans finds the keys of STORE and STOREDIST, behind the options that begin at an argument.
-// The command writes the last one, and a user needs the right to all of them, as in Redis. Of three or more, arguments
-// between them may count as keys, too.
-func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
-	return func(args [][]byte) (keys, also acl.Span) {
-		for i := at; i+1 < len(args); i++ {
-			if !fold(args[i], "store") && !fold(args[i], "storedist") {
-				continue
-			}
-			i++
-			switch {
-			case also.First == 0:
-				also = acl.Span{First: i, Last: i, Step: 1}
-			case also.First == also.Last:
-				also.Last, also.Step = i, i-also.First
-			default:
-				also.Step = gcd(also.Step, i-also.Last)
-				also.Last = i
-			}
-		}
-		return acl.Span{First: 1, Last: 1, Step: 1}, also
-	}
-}
-
-func gcd(a, b int) int {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
-}
 
 // unitOf is a unit's metres.
 func unitOf(b []byte) (metres float64, err error) {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"math/big"
@@ -14,38 +15,6 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
-
-// hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first,
-// and look at arguments, the type and fields in the order of Redis's t_hash.c.
-func hashCommands() []*command {
-	return ofGroup("hash",
-		keyed("hset", -4, 1, update, "Sets fields."),
-		keyed("hmset", -4, 1, update, "Sets fields."),
-		keyed("hsetnx", 4, 1, update, "Sets a field that does not exist."),
-		keyed("hget", 3, 1, read, "Returns the value of a field."),
-		keyed("hmget", -3, 1, read, "Returns the values of fields."),
-		keyed("hgetall", 2, 1, read, "Returns all fields and their values."),
-		keyed("hkeys", 2, 1, read, "Returns all fields."),
-		keyed("hvals", 2, 1, read, "Returns the values of all fields."),
-		keyed("hlen", 2, 1, read, "Counts the fields."),
-		keyed("hstrlen", 3, 1, read, "Returns the length of a field's value."),
-		keyed("hexists", 3, 1, read, "Says whether there is a field."),
-		keyed("hdel", -3, 1, update, "Deletes fields."),
-		keyed("hincrby", 4, 1, update, "Adds to an integer in a field."),
-		keyed("hincrbyfloat", 4, 1, update, "Adds to a floating-point number in a field."),
-		keyed("hrandfield", -2, 1, read, "Returns random fields."),
-		keyed("hscan", -3, 1, read, "Iterates over the fields."),
-	)
-}
-
-// ofGroup puts commands in a group of COMMAND DOCS.
-// A container is put in it with no word to its subcommands, which container has seen to already.
-func ofGroup(group string, cmds ...*command) []*command {
-	for _, c := range cmds {
-		c.group = group
-	}
-	return cmds
-}
 
 // collectionError is the reply to an error of package collection, about the key of that name. Nothing was done.
 // The key's name is in it only if the value is corrupt, which an operator has to find.
@@ -550,4 +519,12 @@ func cmdHScan(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	replyScan(next, found, w)
 	return nil
+}
+
+// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or nothing at all; a
+// zero byte ends it.
+func parseCursor(b []byte) (n uint64, ok bool) {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	n, used, inRange := number.Unsigned(b, 10)
+	return n, inRange && used == len(b) && (used == 0 || !number.IsSpace(b[0]))
 }

@@ -12,17 +12,6 @@ import (
 // HyperLogLogs are strings, in Redis's own representation. PFCOUNT keeps no estimate in the value, as Redis does: it
 // stays a read.
 
-// hyperLogLogCommands are on strings, but in a group of their own.
-func hyperLogLogCommands() []*command {
-	return ofGroup("hyperloglog",
-		keyed("pfadd", -2, 1, update, "Counts elements."),
-		onKeys("pfcount", -2, 1, -1, 1, "hyperloglog", "Estimates how many different elements were counted."),
-		writes(onKeys("pfmerge", -2, 1, -1, 1, "hyperloglog", "Makes one that has counted what others have.")),
-		keyed("pfdebug", 3, 2, update, "Shows how elements are counted."),
-		onConn("pfselftest", 1, "hyperloglog", replyOK, "Does nothing: it is tested elsewhere."),
-	)
-}
-
 const (
 	errNoHLL      = "WRONGTYPE Key is not a valid HyperLogLog string value."
 	errCorruptHLL = "INVALIDOBJ Corrupted HLL object detected"

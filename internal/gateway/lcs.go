@@ -40,12 +40,15 @@ func cmdLCS(t Keys, args [][]byte, w *resp.Writer) error {
 	if size > int64(a.maxValue) {
 		return refusal("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
 	}
-	if size > oneLimit && !t.take(size) {
+	if size > freeTable && !t.take(size) {
 		return nil
 	}
 	lcs(w, a.value, b.value, o)
 	return nil
 }
+
+// freeTable is how many bytes of a table need no memory to be taken first.
+const freeTable = 64 << 10
 
 // lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.
 type lcsOptions struct {

@@ -19,39 +19,6 @@ import (
 // A list is at most collection.MaxLen bytes. Walking it decodes nothing but lengths, and changing it moves the bytes
 // behind the change, both well below what the store takes to write the record.
 
-// listCommands are on one list, on several, or wait for one.
-func listCommands() []*command {
-	all := []*command{
-		keyed("lpush", -3, 1, update, "Prepends elements to a list."),
-		keyed("rpush", -3, 1, update, "Appends elements to a list."),
-		keyed("lpushx", -3, 1, update, "Prepends elements to a list that exists."),
-		keyed("rpushx", -3, 1, update, "Appends elements to a list that exists."),
-		keyed("lpop", -2, 1, update, "Removes and returns the first elements."),
-		keyed("rpop", -2, 1, update, "Removes and returns the last elements."),
-		keyed("llen", 2, 1, read, "Returns the length of a list."),
-		keyed("lindex", 3, 1, read, "Returns an element by its index."),
-		keyed("lrange", 4, 1, read, "Returns a range of elements."),
-		keyed("lpos", -3, 1, read, "Returns the indices of matching elements."),
-		keyed("linsert", 5, 1, update, "Inserts an element before or after another."),
-		keyed("lset", 4, 1, update, "Sets an element by its index."),
-		keyed("lrem", 4, 1, update, "Removes elements by their value."),
-		keyed("ltrim", 4, 1, update, "Removes elements from both ends."),
-		writes(onKeys("lmove", 5, 1, 2, 1, "list", "Moves an element from one list to another.")),
-		writes(onKeys("rpoplpush", 3, 1, 2, 1, "list", "Moves the last element of a list to the head of another.")),
-		countedAt(1, writes(onKeys("lmpop", -4, 0, 0, 0, "list", "Pops elements from the first list that "+
-			"is not empty."))),
-		blockingOn("blpop", -3, 1, -2, 1, "list", "Pops the first element of a list, or waits for one."),
-		blockingOn("brpop", -3, 1, -2, 1, "list", "Pops the last element of a list, or waits for one."),
-		blockingOn("blmove", 6, 1, 2, 1, "list", "Moves an element from one list to another, or waits for one."),
-		blockingOn("brpoplpush", 4, 1, 2, 1, "list", "Moves the last element of a list to the head of another, or waits for one."),
-		countedAt(2, blockingOn("blmpop", -5, 0, 0, 0, "list", "Pops elements from the first list that is not empty, or waits for one.")),
-	}
-	for _, c := range all {
-		c.group = "list"
-	}
-	return all
-}
-
 const (
 	errNotPositive = "ERR value is out of range, must be positive"
 	errIndex       = "ERR index out of range"

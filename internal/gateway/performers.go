@@ -1,9 +1,13 @@
 package gateway
 
-import "github.com/kvd-project/kvd/internal/redis/resp"
+import (
+	"time"
 
-// What performs a command, by its name in lower case. What else there is to know of it is in its row (table.go), which
-// names no function.
+	"github.com/kvd-project/kvd/internal/redis/resp"
+)
+
+// Functions perform commands on keys, and are found by the command's name in lower case. All else about a command is in
+// its row (table.go, valuerows.go), which names no function.
 
 // A keyFunc is a command on one key: it appends its one reply and changes the key. An error is its reply instead.
 // It depends on nothing else, and may run several times.
@@ -254,3 +258,70 @@ var waitingFor = map[string]waitFunc{
 	"xread":      parseRead(false),
 	"xreadgroup": parseRead(true),
 }
+
+// Keys are what a command on several keys works on. All of its methods are about the one try that the command is a
+// part of, and for its goroutine.
+type Keys interface {
+	// key is the key of a name in the current database, read when it is first asked for. That it stays as it was read
+	// is a condition of all that is written.
+	key(name []byte) *key
+	// keyIn is a key of another database.
+	keyIn(db int, name []byte) *key
+	// peek is key without the condition.
+	peek(name []byte) *key
+	// load reads keys together that the command may ask for. It makes no conditions.
+	load(names ...[]byte)
+	// possible reports whether a key may have such a name.
+	possible(name []byte) bool
+
+	// take takes so many bytes of memory until all of it is over. Without them it gives all of it up.
+	take(n int64) bool
+	// fail gives all of it up, with that reply in the place of all others. failure is why that has been done, nil if
+	// it has not: what the command does from then on has no effect.
+	fail(reply resultError)
+	failure() error
+
+	// name gives what the command does to a key an event of its own, and miss notes a name that led to no key.
+	name(k *key, class eventClass, event string)
+	miss(name []byte)
+
+	// current is the number of the database that names are of, and dbIndex reads the number of another one. together
+	// reports whether keys of both change in one step.
+	current() int
+	dbIndex(b []byte) (db int, err error)
+	together(db int) bool
+	// waits reports whether the command goes on waiting if it finds nothing.
+	waits() bool
+	// readsEverything reports whether the user of the command with these arguments may read every key by it.
+	readsEverything(args [][]byte) bool
+}
+
+// blocking is what a command that may wait asks for.
+// It is made for each command, and its names are the command's arguments, which stay until the connection has replied.
+type blocking struct {
+	names   [][]byte      // that it waits for
+	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
+	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has
+	// to look at its keys before it waits, whoever does so already, and if it has no line nobody is in its way
+	// afterwards, since it takes nothing.
+	line  string
+	reads bool
+	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
+	one bool
+	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied,
+	// unless the error is its reply. again says that the client has waited: a key of a wrong type is then like none, as
+	// in Redis.
+	try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
+}
+
+// The lines of those who wait for a list and for a sorted set. Readers of a stream have none, or their group's.
+const lineOfLists, lineOfZSets = "list", "sorted set"
+
+// noWait is the timeout of a command that was not told to wait.
+const noWait = time.Duration(-1)
+
+// resultError is a reply that takes the place of all others.
+// An EXEC, for one, replies it instead of the array. It is in Redis's form, with the class of the error first.
+type resultError string
+
+func (e resultError) Error() string { return string(e) }

@@ -51,9 +51,12 @@ type runningScript struct {
 func scriptCommands() []*command {
 	return []*command{
 		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", "Runs a script.").by(evaluator(false, false)))),
-		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", "Runs a script that the gateway has, by its SHA-1.").by(evaluator(true, false))))),
-		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", "Runs a script that may not write.").by(evaluator(false, true))),
-		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", "Runs a script that the gateway has and that may not write.").by(evaluator(true, true)))),
+		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting",
+			"Runs a script that the gateway has, by its SHA-1.").by(evaluator(true, false))))),
+		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting",
+			"Runs a script that may not write.").by(evaluator(false, true))),
+		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting",
+			"Runs a script that the gateway has and that may not write.").by(evaluator(true, true)))),
 		container("script", "scripting", "Scripts that the gateway keeps.", nil,
 			onKeys("script|load", 3, 0, 0, 0, "", "Keeps a script, and returns its SHA-1.").by(onStaged(loadScript)),
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),

@@ -12,30 +12,6 @@ import (
 
 // Sets of a few integers are encoded as such, as in Redis, so their members are made into text when they are told.
 
-// setCommands are on sets: on one, as those on hashes, or on several at once. They look at arguments, types and members
-// in the order of Redis's t_set.c.
-func setCommands() []*command {
-	return ofGroup("set",
-		keyed("sadd", -3, 1, update, "Adds members."),
-		keyed("srem", -3, 1, update, "Removes members."),
-		keyed("sismember", 3, 1, read, "Says whether there is a member."),
-		keyed("smismember", -3, 1, read, "Says of each whether it is a member."),
-		keyed("scard", 2, 1, read, "Counts the members."),
-		keyed("smembers", 2, 1, read, "Returns all members."),
-		keyed("spop", -2, 1, update, "Removes random members, and returns them."),
-		keyed("srandmember", -2, 1, read, "Returns random members."),
-		keyed("sscan", -3, 1, read, "Iterates over the members."),
-		writes(onKeys("smove", 4, 1, 2, 1, "", "Moves a member to another set.")),
-		onKeys("sinter", -2, 1, -1, 1, "", "Returns the members that all sets have."),
-		countedAt(1, onKeys("sintercard", -3, 0, 0, 0, "", "Counts the members that all sets have.")),
-		writes(onKeys("sinterstore", -3, 1, -1, 1, "", "Stores the members that all sets have.")),
-		onKeys("sunion", -2, 1, -1, 1, "", "Returns the members that any of the sets has."),
-		writes(onKeys("sunionstore", -3, 1, -1, 1, "", "Stores the members that any of the sets has.")),
-		onKeys("sdiff", -2, 1, -1, 1, "", "Returns the members that the first set has and no other."),
-		writes(onKeys("sdiffstore", -3, 1, -1, 1, "", "Stores the members that the first set has and no other.")),
-	)
-}
-
 // members is the key's set, empty if there is none.
 // The caller has looked at the type.
 func (k *key) members() collection.Set { return collection.Set(k.value) }

@@ -9,11 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
-	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
@@ -226,66 +224,14 @@ func (h *held) set(name, v string) {
 	h.by[name] = v
 }
 
-// encodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they
-// are the defaults.
-type encodingLimits struct {
-	set                                                         atomic.Bool
-	hashEntries, hashValue, setInts, sortedEntries, sortedValue atomic.Int64
-}
-
-func (e *encodingLimits) reset() {
+// setDefaults makes the limits what the settings are at the start.
+func setDefaults(e *encodingLimits) {
 	for _, s := range heldSettings {
 		if at := e.of(s.name); at != nil {
 			n, _ := strconv.ParseInt(s.otherwise, 10, 64)
 			at.Store(n)
 		}
 	}
-}
-
-// of is where the value of a setting goes that is one of them, else nil.
-func (e *encodingLimits) of(name string) *atomic.Int64 {
-	switch name {
-	case "hash-max-listpack-entries":
-		return &e.hashEntries
-	case "hash-max-listpack-value":
-		return &e.hashValue
-	case "set-max-intset-entries":
-		return &e.setInts
-	case "zset-max-listpack-entries":
-		return &e.sortedEntries
-	case "zset-max-listpack-value":
-		return &e.sortedValue
-	}
-	return nil
-}
-
-// hashLarge reports whether Redis would keep a hash in a table by these limits.
-func (e *encodingLimits) hashLarge(h collection.Hash) bool {
-	n, err := h.Len()
-	if err != nil || int64(n) > e.hashEntries.Load() {
-		return true
-	}
-	most := e.hashValue.Load()
-	for field, value := range h.All() {
-		if int64(max(len(field), len(value))) > most {
-			return true
-		}
-	}
-	return false
-}
-
-// sortedLarge reports whether Redis would keep a sorted set in a skip list by these limits.
-func (e *encodingLimits) sortedLarge(z collection.ZSet) bool {
-	if int64(z.Len()) > e.sortedEntries.Load() {
-		return true
-	}
-	most := e.sortedValue.Load()
-	for i := range z.Len() {
-		if int64(len(z.Member(i))) > most {
-			return true
-		}
-	}
-	return false
 }
 
 // heldSetting is a line of heldText, by its first name.

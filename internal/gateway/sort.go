@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
@@ -62,35 +61,6 @@ func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sor
 
 func cmdSort(t Keys, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
 func cmdSortRO(t Keys, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
-
-// sortSpans are the key and, with STORE, the one that is written.
-// Keys of patterns are none of these: they are read when they are known.
-func sortSpans(args [][]byte) (keys, also acl.Span) {
-	for i := 2; i < len(args); i++ {
-		switch {
-		case fold(args[i], "limit"):
-			i += 2
-		case fold(args[i], "by"), fold(args[i], "get"):
-			i++
-		case fold(args[i], "store") && i+1 < len(args):
-			i++
-			also = acl.Span{First: i, Last: i, Step: 1} // the last one counts
-		}
-	}
-	return acl.Span{First: 1, Last: 1, Step: 1}, also
-}
-
-// sortCommands need not name their keys in one place.
-func sortCommands() []*command {
-	c := writes(onKeys("sort", -2, 1, 1, 1, "generic", "Sorts a list, set or sorted set."))
-	c.spans = sortSpans
-	return []*command{c,
-		onKeys("sort_ro", -2, 1, 1, 1, "generic", "Sorts a list, set or sorted set, and writes nothing."),
-		keyed("dump", 2, 1, read, "Returns the value, serialized."),
-		keyed("restore", -4, 1, update, "Makes a key of a serialized value."),
-		keyed("restore-asking", -4, 1, update, "Is RESTORE."),
-	}
-}
 
 // sorted is an element, and what it is sorted by.
 type sorted struct {

@@ -118,43 +118,6 @@ type stagedKey struct {
 	used    bool   // a function has seen it, or it is watched: it is a condition
 }
 
-// Keys are what a command on several keys works on. All of its methods are about the one try that the command is a
-// part of, and for its goroutine.
-type Keys interface {
-	// key is the key of a name in the current database, read when it is first asked for. That it stays as it was read
-	// is a condition of all that is written.
-	key(name []byte) *key
-	// keyIn is a key of another database.
-	keyIn(db int, name []byte) *key
-	// peek is key without the condition.
-	peek(name []byte) *key
-	// load reads keys together that the command may ask for. It makes no conditions.
-	load(names ...[]byte)
-	// possible reports whether a key may have such a name.
-	possible(name []byte) bool
-
-	// take takes so many bytes of memory until all of it is over. Without them it gives all of it up.
-	take(n int64) bool
-	// fail gives all of it up, with that reply in the place of all others. failure is why that has been done, nil if
-	// it has not: what the command does from then on has no effect.
-	fail(reply resultError)
-	failure() error
-
-	// name gives what the command does to a key an event of its own, and miss notes a name that led to no key.
-	name(k *key, class eventClass, event string)
-	miss(name []byte)
-
-	// current is the number of the database that names are of, and dbIndex reads the number of another one. together
-	// reports whether keys of both change in one step.
-	current() int
-	dbIndex(b []byte) (db int, err error)
-	together(db int) bool
-	// waits reports whether the command goes on waiting if it finds nothing.
-	waits() bool
-	// readsEverything reports whether the user of the command with these arguments may read every key by it.
-	readsEverything(args [][]byte) bool
-}
-
 // onStaged makes a command of one that is more than a command on keys: it runs others, waits, or has libraries.
 func onStaged(f func(t *staged, args [][]byte, w *resp.Writer) error) severalFunc {
 	return func(t Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }
@@ -285,12 +248,6 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 	t.find[k.stagedName] = k
 	return k
 }
-
-// resultError is a reply that takes the place of all others.
-// An EXEC, for one, replies it instead of the array. It is in Redis's form, with the class of the error first.
-type resultError string
-
-func (e resultError) Error() string { return string(e) }
 
 // read fills in keys. Memory is taken as a batch does it: a few short values for nothing, more of them before they are
 // read, and long ones when it is known how long they are.

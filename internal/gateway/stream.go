@@ -3,7 +3,6 @@ package gateway
 import (
 	"bytes"
 	"math"
-	"strings"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/number"
@@ -18,70 +17,6 @@ import (
 // An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all
 // of it. So streams are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is
 // atomic with all that it tells groups, across gateways, without a lock that somebody might not give back.
-
-// streamCommands are on one stream, but for XREAD and XREADGROUP, which may wait for several.
-func streamCommands() []*command {
-	return ofGroup("stream",
-		onStreams("xadd", keyed("xadd", -5, 1, update, "Appends an entry to a stream.")),
-		keyed("xlen", 2, 1, read, "Counts the entries of a stream."),
-		keyed("xrange", -4, 1, read, "Returns entries by their ids."),
-		keyed("xrevrange", -4, 1, read, "Returns entries by their ids, in reverse."),
-		onStreams("xdel", keyed("xdel", -3, 1, update, "Deletes entries.")),
-		onStreams("xtrim", keyed("xtrim", -4, 1, update, "Deletes the first entries.")),
-		onStreams("xsetid", keyed("xsetid", -3, 1, update, "Sets the last id of a stream.")),
-		blockingRead("xread", -4, false, "Returns entries of several streams, or waits for some."),
-		blockingRead("xreadgroup", -7, true, "Returns entries to a consumer of a group, or waits for some."),
-		onStreams("", keyed("xack", -4, 1, update, "Says that entries have been dealt with.")),
-		keyed("xpending", -3, 1, read, "Returns what has been delivered and not acknowledged."),
-		onStreams("", keyed("xclaim", -6, 1, update, "Gives pending entries to another consumer.")),
-		onStreams("", keyed("xautoclaim", -6, 1, update, "Gives entries that are pending for long to another consumer.")),
-		container("xgroup", "stream", "Consumer groups.", nil,
-			onStreams("xgroup-create", keyed("xgroup|create", -5, 2, update, "Makes a group.")),
-			onStreams("xgroup-setid", keyed("xgroup|setid", -5, 2, update, "Sets the last id that a group has read.")),
-			onStreams("xgroup-destroy", keyed("xgroup|destroy", 4, 2, update, "Removes a group.")),
-			onStreams("xgroup-createconsumer", keyed("xgroup|createconsumer", 5, 2, update, "Makes a consumer.")),
-			onStreams("xgroup-delconsumer", keyed("xgroup|delconsumer", 5, 2, update, "Removes a consumer.")),
-			helpOf("xgroup", strings.Split(xgroupHelp, "\n")...)),
-		container("xinfo", "stream", "Tells of streams, groups and consumers.", nil,
-			keyed("xinfo|stream", -3, 2, read, "Tells of a stream."),
-			keyed("xinfo|groups", 3, 2, read, "Tells of the groups of a stream."),
-			keyed("xinfo|consumers", 4, 2, read, "Tells of the consumers of a group."),
-			helpOf("xinfo", strings.Split(xinfoHelp, "\n")...)),
-	)
-}
-
-const (
-	// The texts are Redis's, which clients print as they come.
-	xgroupHelp = `CREATE <key> <groupname> <id|$> [option]
-    Create a new consumer group. Options are:
-    * MKSTREAM
-      Create the empty stream if it does not exist.
-    * ENTRIESREAD entries_read
-      Set the group's entries_read counter (internal use).
-CREATECONSUMER <key> <groupname> <consumer>
-    Create a new consumer in the specified group.
-DELCONSUMER <key> <groupname> <consumer>
-    Remove the specified consumer.
-DESTROY <key> <groupname>
-    Remove the specified group.
-SETID <key> <groupname> <id|$> [ENTRIESREAD entries_read]
-    Set the current group ID and entries_read counter.`
-	xinfoHelp = `CONSUMERS <key> <groupname>
-    Show consumers of <groupname>.
-GROUPS <key>
-    Show the stream consumer groups.
-STREAM <key> [FULL [COUNT <count>]
-    Show information about the stream.`
-)
-
-// onStreams names the event of a command that changes a stream; "": it has none.
-// An event "" keeps nameEvents from giving the command's own name to one.
-func onStreams(event string, c *command) *command {
-	if c.event = (keyEvent{onStream, event}); event == "" {
-		c.event.class = onNothing
-	}
-	return c
-}
 
 const (
 	errStreamID  = "ERR Invalid stream ID specified as stream command argument"

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
@@ -40,61 +39,6 @@ func parseRead(ofGroup bool) waitFunc {
 		}
 		return b, err
 	}
-}
-
-// blockingRead makes XREAD or XREADGROUP.
-func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
-	c := blockingOn(name, arity, 0, 0, 0, "stream", summary)
-	c.spans = readSpans
-	if ofGroup {
-		c.spans = groupReadSpans
-	}
-	if c.write = ofGroup; ofGroup {
-		return onStreams("", c)
-	}
-	return c
-}
-
-// readSpans finds the keys behind STREAMS, half of what is there.
-// In XREAD it is the first such word: as a number it would be an error.
-func readSpans(args [][]byte) (keys, also acl.Span) { return behindStreams(args, 1), also }
-
-// groupReadSpans is the same for XREADGROUP, whose group and consumer may have any name. Redis takes the first such
-// word from the fourth argument on; where that is not the one that the command takes, a user needs the right to both.
-func groupReadSpans(args [][]byte) (keys, also acl.Span) {
-	keys = behindStreams(args, 4)
-	for i := 1; i < len(args); i++ {
-		switch o := args[i]; {
-		case fold(o, "block"), fold(o, "count"):
-			i++
-			continue
-		case fold(o, "group"):
-			i += 2
-			continue
-		case fold(o, "noack"):
-			continue
-		case i >= 4 && fold(o, "streams"): // else GROUP is not there, and the command fails
-			also = behindStreams(args, i)
-		}
-		break
-	}
-	switch {
-	case also == keys:
-		return keys, acl.Span{}
-	case keys.First == 0:
-		return also, acl.Span{}
-	}
-	return keys, also
-}
-
-// behindStreams are the keys behind the first STREAMS from an argument on.
-func behindStreams(args [][]byte, from int) (keys acl.Span) {
-	for i := from; i < len(args); i++ {
-		if n := (len(args) - i - 1) / 2; n > 0 && fold(args[i], "streams") {
-			return acl.Span{First: i + 1, Last: i + n, Step: 1}
-		}
-	}
-	return keys
 }
 
 // parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"math/big"
 	"strconv"
@@ -36,6 +37,9 @@ type key struct {
 	// room is how long a value mutable may make; want is how long the one is that it did not.
 	room, want int
 }
+
+// errRoom: the command needs memory that has to be taken first; nothing was done.
+var errRoom = errors.New("no room")
 
 // unread stands for whatever type a value has that was not read, since the command takes plain ones only.
 const unread client.Type = 255
@@ -614,3 +618,16 @@ func cmdMSet(k *key, args [][]byte, _ *resp.Writer) error {
 	k.setAs(client.Plain, args[1], 0)
 	return nil
 }
+
+// clip is what Redis prints of b with "%.*s": n bytes at most, none from NUL on.
+func clip(b []byte, n int) string {
+	b = b[:min(len(b), max(n, 0))]
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return string(b)
+}
+
+// leavesCollection reports whether a key has been changed to something that somebody may wait for.
+// Plain values are nothing to wait for: no blocking command takes one.
+func (k *key) leavesCollection() bool { return k.changed && k.present && k.typ != client.Plain }

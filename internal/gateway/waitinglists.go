@@ -84,3 +84,32 @@ func parseTimeout(b []byte) (time.Duration, error) {
 	}
 	return time.Duration(ms) * time.Millisecond, nil
 }
+
+// firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there
+// is none. The first key is most often the one, so that the others are read when they are needed. That those before it
+// are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
+// other's way.
+func firstOf(t Keys, names [][]byte, typ client.Type, again bool,
+	pop func(k *key, name []byte) error) (found bool, err error) {
+	for i, name := range names {
+		if i == 1 {
+			t.load(names[1:]...)
+		}
+		look := t.key
+		if t.waits() {
+			look = t.peek
+		}
+		k := look(name)
+		switch {
+		case t.failure() != nil:
+			return true, nil
+		case !k.present, again && k.typ != typ:
+			continue
+		}
+		if err := k.typed(typ); err != nil {
+			return true, err
+		}
+		return true, pop(t.key(name), name)
+	}
+	return false, nil
+}

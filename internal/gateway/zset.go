@@ -25,42 +25,6 @@ const (
 	errPositive  = "ERR value is out of range, must be positive"
 )
 
-func sortedSetCommands() []*command {
-	list := []*command{
-		keyed("zadd", -4, 1, update, "Adds members, or changes their scores."),
-		keyed("zincrby", 4, 1, update, "Adds to the score of a member."),
-		keyed("zrem", -3, 1, update, "Removes members."),
-		keyed("zremrangebyrank", 4, 1, update, "Removes a range of ranks."),
-		keyed("zremrangebyscore", 4, 1, update, "Removes a range of scores."),
-		keyed("zremrangebylex", 4, 1, update, "Removes a range of members of equal score."),
-		keyed("zpopmin", -2, 1, update, "Removes the members of lowest score and returns them."),
-		keyed("zpopmax", -2, 1, update, "Removes the members of highest score and returns them."),
-		keyed("zcard", 2, 1, read, "Returns the number of members."),
-		keyed("zcount", 4, 1, read, "Counts a range of scores."),
-		keyed("zlexcount", 4, 1, read, "Counts a range of members of equal score."),
-		keyed("zscore", 3, 1, read, "Returns the score of a member."),
-		keyed("zmscore", -3, 1, read, "Returns the scores of members."),
-		keyed("zrank", 3, 1, read, "Returns the rank of a member, from the lowest score on."),
-		keyed("zrevrank", 3, 1, read, "Returns the rank of a member, from the highest score on."),
-		keyed("zrange", -4, 1, read, "Returns a range of ranks, scores or members."),
-		keyed("zrevrange", -4, 1, read, "Returns a range of ranks, from the highest score on."),
-		keyed("zrangebyscore", -4, 1, read, "Returns a range of scores."),
-		keyed("zrevrangebyscore", -4, 1, read, "Returns a range of scores, from the highest on."),
-		keyed("zrangebylex", -4, 1, read, "Returns a range of members of equal score."),
-		keyed("zrevrangebylex", -4, 1, read, "Returns a range of members of equal score, from the last on."),
-		keyed("zrandmember", -2, 1, read, "Returns random members."),
-		keyed("zscan", -3, 1, read, "Iterates over members and scores."),
-	}
-	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
-}
-
-func inGroup(group string, list []*command) []*command {
-	for _, c := range list {
-		c.group = group
-	}
-	return list
-}
-
 // sortedSet is the sorted set of a key, empty if there is none.
 // The set refers to the key's value, and is good until that changes.
 func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {

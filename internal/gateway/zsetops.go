@@ -9,26 +9,6 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// combiningCommands are those on several sorted sets. Sets without scores may take part: their members have the score
-// 1.
-func combiningCommands() []*command {
-	return []*command{
-		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", "Returns the members of any of several sorted sets.")),
-		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", "Returns the members of all of several sorted sets.")),
-		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", "Returns the members of a sorted set that are in no other one.")),
-		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", "Counts the members of all of several sorted sets.")),
-		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", "Stores the members of any of several sorted sets."))),
-		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", "Stores the members of all of several sorted sets."))),
-		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", "Stores the members of a sorted set that are in no other one."))),
-		writes(onKeys("zrangestore", -5, 1, 2, 1, "", "Stores a range of a sorted set.")),
-		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", "Removes members from the first of several "+
-			"sorted sets that has some."))),
-		blockingOn("bzpopmin", -3, 1, -2, 1, "", "Removes the member of lowest score and returns it, or waits for one."),
-		blockingOn("bzpopmax", -3, 1, -2, 1, "", "Removes the member of highest score and returns it, or waits for one."),
-		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", "Removes members from the first of several sorted sets that has some, or waits for one.")),
-	}
-}
-
 // cmdZRangeStore stores what ZRANGE returns.
 // Source and destination may be the same key.
 func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
