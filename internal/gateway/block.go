@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Commands that wait for keys. The store has no servers and wakes nobody, so whoever waits is woken by the writers of
@@ -35,20 +36,20 @@ const (
 
 // blockingOn makes a command that waits. Where nothing may wait, which is in transactions, it is one on several keys.
 func blockingOn(name string, arity, first, last, step int, group, summary string) *command {
-	parse := waitingFor[name]
+	parse := values.WaitingFor[name]
 	tryOnce := func(t *staged, args [][]byte, w *resp.Writer) error {
 		b, err := parse(args)
 		switch {
 		case err != nil:
 			return err
-		case b.reads && b.timeout != noWait && t.scripted:
+		case b.Reads && b.Timeout != values.NoWait && t.scripted:
 			return refusal("ERR " + name + " command is not allowed with BLOCK option from scripts")
 		}
-		switch found, err := b.try(t, b.names, false, w); {
+		switch found, err := b.Try(t, b.Names, false, w); {
 		case err != nil:
 			return err
 		case found:
-		case b.one:
+		case b.One:
 			w.Null()
 		default:
 			w.NullArray()
@@ -158,14 +159,14 @@ func (s *waits) init(g *Gateway) {
 // enterQueues puts a client at the end of the queues of keys.
 // It is before the first look at the keys, so that a write between look and wait is not missed. A key that is named
 // twice is waited for once.
-func (s *waits) enterQueues(db int, b *blocking) *waiter {
-	x := &waiter{line: b.line, all: b.reads && b.line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1),
+func (s *waits) enterQueues(db int, b *values.Blocking) *waiter {
+	x := &waiter{line: b.Line, all: b.Reads && b.Line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1),
 		over: make(chan struct{})}
 	s.clients.Add(1) // before its first try: a writer that misses it has written before that
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	soon := time.Now().Add(minPollPause)
-	for _, name := range b.names {
+	for _, name := range b.Names {
 		n := stagedName{db, string(name)}
 		k := s.mu.keys[n]
 		if k == nil {
@@ -181,7 +182,7 @@ func (s *waits) enterQueues(db int, b *blocking) *waiter {
 			k.lines = append(k.lines, l)
 		}
 		l.queue = append(l.queue, x)
-		if b.reads && k.version == 0 { // it may be gone before it is looked up
+		if b.Reads && k.version == 0 { // it may be gone before it is looked up
 			k.version = unknownVersion
 		}
 		k.pause = minPollPause
@@ -403,7 +404,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		w.Error(err.Error())
 		return 0, nil
 	}
-	if b.timeout == noWait {
+	if b.Timeout == values.NoWait {
 		began := time.Now()
 		c.performSeveral(cmd, w, args, began)
 		return time.Since(began), nil
@@ -424,16 +425,16 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}()
 
 	var timeout <-chan time.Time
-	if b.timeout > 0 {
-		timer := time.NewTimer(b.timeout)
+	if b.Timeout > 0 {
+		timer := time.NewTimer(b.Timeout)
 		defer timer.Stop()
 		timeout = timer.C
 	}
 	var gone <-chan struct{}
 	for again := false; ; again = true {
-		mine := b.names
-		if again || !b.reads {
-			mine = s.turn(x, c.db, b.names)
+		mine := b.Names
+		if again || !b.Reads {
+			mine = s.turn(x, c.db, b.Names)
 		}
 		var paused <-chan struct{}
 		if again { // it began before the pause, and would take what other gateways give
@@ -483,9 +484,9 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 // parseBlocking reads the arguments of a command that may wait; the error is the reply if they, or a name among them,
 // are no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would
 // write it.
-func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, err error) {
+func (c *conn) parseBlocking(cmd *command, args [][]byte) (b values.Blocking, err error) {
 	b, err = cmd.block(args)
-	for _, name := range b.names {
+	for _, name := range b.Names {
 		if bad := badKey(c.in, name); err == nil && bad != "" {
 			err = refusal(bad)
 		}
@@ -535,7 +536,7 @@ var errGone = errors.New("the client has gone")
 // client has gone, and nothing was taken. An element is taken in one step with the look, so that two clients of two
 // gateways never get the same element. Whether a client that has waited is still there is looked at before that step
 // and behind it.
-func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) (
+func (c *conn) tryBlocked(cmd *command, args [][]byte, b *values.Blocking, names [][]byte, again bool, w *resp.Writer) (
 	done bool, end error) {
 	if again {
 		args = nil // it has missed its keys already
@@ -543,8 +544,8 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
 		defer t.noteChanges(cmd, args, &t.out)()
 		t.mayWait, t.waited = true, again
-		found, err := b.try(t, names, again, &t.out)
-		writeRefusal(&t.out, err)
+		found, err := b.Try(t, names, again, &t.out)
+		values.WriteRefusal(&t.out, err)
 		switch {
 		case t.err != nil:
 		case !found && err == nil:
@@ -577,11 +578,11 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 func (t *staged) putBack() bool {
 	var keys []*stagedKey
 	for _, k := range t.keys {
-		if !k.used || !k.changed || !k.present && !k.was.present {
+		if !k.used || !k.Changed || !k.Present && !k.was.Present {
 			continue
 		}
-		was := &stagedKey{key: k.was, stagedName: k.stagedName, bytes: k.bytes, version: k.version}
-		if was.changed = true; !k.present {
+		was := &stagedKey{Key: k.was, stagedName: k.stagedName, bytes: k.bytes, version: k.version}
+		if was.Changed = true; !k.Present {
 			was.version = 0
 		}
 		keys = append(keys, was)
@@ -599,10 +600,10 @@ func (t *staged) putBack() bool {
 // and 0 here.
 func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 	why := endTimeout
-	p := optionsOf(args[3:])
+	p := values.OptionsOf(args[3:])
 	switch {
 	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
 	case p.Flag("error"):
 		why = endError
@@ -611,7 +612,7 @@ func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 	id, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return values.ErrNotInt
 	}
 	c.g.mu.Lock()
 	other := c.g.mu.conns[id]
@@ -621,7 +622,7 @@ func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 		return nil
 	}
 	x := other.blocked.Load()
-	w.Int(bit(x != nil && !x.held && x.unblock(why)))
+	w.Int(values.Bit(x != nil && !x.held && x.unblock(why)))
 	return nil
 }
 
@@ -631,7 +632,7 @@ func (t *staged) announce() {
 		return
 	}
 	for _, k := range t.keys {
-		if k.leavesCollection() {
+		if k.LeavesCollection() {
 			t.c.g.waits.wake(k.db, k.name)
 		}
 	}
@@ -643,7 +644,7 @@ func (b *batch) announce() {
 		return
 	}
 	for _, u := range b.units {
-		if u.kind == update && u.err == nil && u.k.leavesCollection() {
+		if u.kind == update && u.err == nil && u.k.LeavesCollection() {
 			b.c.g.waits.wake(b.c.db, string(u.name))
 		}
 	}

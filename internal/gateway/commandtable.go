@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a
@@ -108,7 +109,7 @@ func optionFlags(cmd *command, args [][]byte) []string {
 	switch cmd.name {
 	case "set":
 		for _, a := range args[3:] {
-			if fold(a, "get") {
+			if values.Fold(a, "get") {
 				return []string{"RW", "access", "update"}
 			}
 		}

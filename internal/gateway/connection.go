@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // auth makes the connection a user's if the password is right. Success lifts the tight limits that a
@@ -45,7 +46,7 @@ func cmdAuth(c *conn, w *resp.Writer, args [][]byte) error {
 	user, password := []byte(acl.DefaultUser), args[1]
 	switch {
 	case len(args) > 3:
-		return errSyntax
+		return values.ErrSyntax
 	case len(args) == 3:
 		user, password = args[1], args[2]
 	case c.g.users.Default().Rights().Open():
@@ -77,7 +78,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) error {
 		proto = int(v)
 	}
 	var name []byte
-	p := optionsOf(args[min(2, len(args)):])
+	p := values.OptionsOf(args[min(2, len(args)):])
 	for p.More() {
 		switch {
 		case p.Option("auth", 2):
@@ -133,7 +134,7 @@ func protocolBehind(args [][]byte, proto int) int {
 	if !ok || v < 2 || v > 3 {
 		return proto
 	}
-	p := optionsOf(args[2:])
+	p := values.OptionsOf(args[2:])
 	for p.More() {
 		switch {
 		case p.Option("auth", 2):
@@ -197,7 +198,7 @@ func (c *conn) dbIndex(b []byte) (db int, err error) {
 	n, ok := resp.ParseInt(b)
 	switch {
 	case !ok:
-		return 0, errNotInt
+		return 0, values.ErrNotInt
 	case n != int64(int32(n)):
 		return 0, refusal("ERR value is out of range, value must between -2147483648 and 2147483647")
 	case n < 0 || n >= int64(len(c.g.o.Databases)):

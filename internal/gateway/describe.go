@@ -7,6 +7,7 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // servedCommands leaves out what only a refusal exists for, so that a client that asks first
@@ -159,10 +160,10 @@ func document(w *resp.Writer, c *command) {
 		{"arguments", row.Arguments}}
 	n := 0
 	for _, f := range fields {
-		n += int(bit(f.value != nil))
+		n += int(values.Bit(f.value != nil))
 	}
 	w.BulkString(c.name)
-	w.Map(n + int(bit(len(subs) > 0)))
+	w.Map(n + int(values.Bit(len(subs) > 0)))
 	for _, f := range fields {
 		if f.value != nil {
 			w.BulkString(f.name)
@@ -182,7 +183,7 @@ func document(w *resp.Writer, c *command) {
 // nothing.
 func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) error {
 	list := servedCommands()
-	p := optionsOf(args[2:])
+	p := values.OptionsOf(args[2:])
 	if p.More() {
 		want := func(*command) bool { return false }
 		switch by := lower(nil, args[len(args)-1]); {

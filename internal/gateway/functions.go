@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/rdb"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Libraries of functions are in the store, so that all gateways of a database have the same ones: in database 0, under
@@ -173,7 +174,7 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
 // functionCaller is FCALL and FCALL_RO.
 // It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
 // libraries of up to libraryAge ago.
-func functionCaller(readOnly bool) severalFunc {
+func functionCaller(readOnly bool) values.SeveralFunc {
 	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
@@ -225,8 +226,8 @@ func (t *staged) function(name []byte) (f function, err error) {
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
-		if !fold(a, "replace") {
-			return refusal("ERR Unknown option given: " + clip(a, 4096))
+		if !values.Fold(a, "replace") {
+			return refusal("ERR Unknown option given: " + values.Clip(a, 4096))
 		}
 		replace = true
 	}
@@ -287,10 +288,10 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 	switch {
 	case len(args) > 3:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try FUNCTION HELP.")
 
-	case len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async"):
+	case len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async"):
 		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
 	k := t.librariesKey()
@@ -310,13 +311,13 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	flush, replace := false, false
 	switch {
 	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try FUNCTION HELP.")
 
-	case len(args) == 3, fold(args[3], "append"):
-	case fold(args[3], "replace"):
+	case len(args) == 3, values.Fold(args[3], "append"):
+	case values.Fold(args[3], "replace"):
 		replace = true
-	case fold(args[3], "flush"):
+	case values.Fold(args[3], "flush"):
 		flush = true
 	default:
 		return refusal("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
@@ -384,15 +385,15 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) error {
 	withCode := false
 	for i := 2; i < len(args); i++ {
 		switch a := args[i]; {
-		case !withCode && fold(a, "withcode"):
+		case !withCode && values.Fold(a, "withcode"):
 			withCode = true
-		case pattern == nil && fold(a, "libraryname"):
+		case pattern == nil && values.Fold(a, "libraryname"):
 			if i++; i == len(args) {
 				return refusal("ERR library name argument was not given")
 			}
 			pattern = args[i]
 		default:
-			return refusal("ERR Unknown argument " + clip(a, 4096))
+			return refusal("ERR Unknown argument " + values.Clip(a, 4096))
 		}
 	}
 	set, _, ok := t.libraries()

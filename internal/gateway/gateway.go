@@ -40,6 +40,7 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Database is what SELECT chooses. Databases with the same Client share its namespace; see database.
@@ -222,18 +223,18 @@ type Gateway struct {
 	aclFile   sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops     // serve connections whose clients say little at a time
-	waits     waits          // BLPOP and the like
-	scripts   scripting      // EVAL and EVALSHA
-	functions functions      // FCALL and FUNCTION
-	hub       hub            // subscriptions
-	notify    atomic.Uint32  // notify-keyspace-events, an eventClass; CONFIG SET writes it
-	tracked   trackTable     // CLIENT TRACKING
-	watchers  watchers       // WATCH of absent keys
-	expiries  expiries       // events of class x
-	interest  sync.Mutex     // held while Options.Peers is told what to tell
-	held      held           // settings without effect, and what has one of them:
-	encodings encodingLimits // CONFIG SET writes it
+	loops     loop.Loops            // serve connections whose clients say little at a time
+	waits     waits                 // BLPOP and the like
+	scripts   scripting             // EVAL and EVALSHA
+	functions functions             // FCALL and FUNCTION
+	hub       hub                   // subscriptions
+	notify    atomic.Uint32         // notify-keyspace-events, an eventClass; CONFIG SET writes it
+	tracked   trackTable            // CLIENT TRACKING
+	watchers  watchers              // WATCH of absent keys
+	expiries  expiries              // events of class x
+	interest  sync.Mutex            // held while Options.Peers is told what to tell
+	held      held                  // settings without effect, and what has one of them:
+	encodings values.EncodingLimits // CONFIG SET writes it
 
 	mu struct {
 		sync.Mutex

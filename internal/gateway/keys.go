@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -110,12 +111,12 @@ const maxScanCount = 10_000
 // a cursor to go on with.
 // TYPE needs no value to be read. A database that shares its namespace gets fewer keys for the same work.
 func cmdScan(c *conn, w *resp.Writer, args [][]byte) error {
-	n, ok := parseCursor(args[1])
+	n, ok := values.ParseCursor(args[1])
 	if !ok {
 		return refusal("ERR invalid cursor")
 	}
 	count, pattern, ofType := int64(10), []byte(nil), []byte(nil)
-	p := optionsOf(args[2:])
+	p := values.OptionsOf(args[2:])
 	for p.More() {
 		switch {
 		case p.Option("count", 1):
@@ -145,7 +146,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) error {
 	err := c.pages(c.in, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true},
 		func(kvs []client.KV, cur client.Cursor) (bool, error) {
 			for _, kv := range kvs {
-				if (ofType == nil || fold(ofType, kv.Type.String())) &&
+				if (ofType == nil || values.Fold(ofType, kv.Type.String())) &&
 					(pattern == nil || glob.Match(pattern, kv.Key)) {
 					found = append(found, kv.Key)
 				}
@@ -293,8 +294,8 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 // from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are
 // gone.
 func (c *conn) flushDatabases(w *resp.Writer, args [][]byte, from, to int) error {
-	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
-		return errSyntax
+	if len(args) > 2 || len(args) == 2 && !values.Fold(args[1], "async") && !values.Fold(args[1], "sync") {
+		return values.ErrSyntax
 	}
 	defer c.g.wroteAll(c) // whatever came of it
 	for _, n := range c.g.namespaces() {

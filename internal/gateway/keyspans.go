@@ -1,11 +1,14 @@
 package gateway
 
-import "github.com/kvd-project/kvd/internal/redis/acl"
+import (
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/values"
+)
 
 // bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are
 // wrong write, as in Redis.
 func bitFieldNeeds(args [][]byte) acl.Need {
-	p := optionsOf(args[min(2, len(args)):])
+	p := values.OptionsOf(args[min(2, len(args)):])
 	for p.More() {
 		switch {
 		case p.Option("get", 2):
@@ -26,7 +29,7 @@ func bitFieldNeeds(args [][]byte) acl.Need {
 func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
 	return func(args [][]byte) (keys, also acl.Span) {
 		for i := at; i+1 < len(args); i++ {
-			if !fold(args[i], "store") && !fold(args[i], "storedist") {
+			if !values.Fold(args[i], "store") && !values.Fold(args[i], "storedist") {
 				continue
 			}
 			i++
@@ -56,11 +59,11 @@ func gcd(a, b int) int {
 func sortSpans(args [][]byte) (keys, also acl.Span) {
 	for i := 2; i < len(args); i++ {
 		switch {
-		case fold(args[i], "limit"):
+		case values.Fold(args[i], "limit"):
 			i += 2
-		case fold(args[i], "by"), fold(args[i], "get"):
+		case values.Fold(args[i], "by"), values.Fold(args[i], "get"):
 			i++
-		case fold(args[i], "store") && i+1 < len(args):
+		case values.Fold(args[i], "store") && i+1 < len(args):
 			i++
 			also = acl.Span{First: i, Last: i, Step: 1} // the last one counts
 		}
@@ -78,15 +81,15 @@ func groupReadSpans(args [][]byte) (keys, also acl.Span) {
 	keys = behindStreams(args, 4)
 	for i := 1; i < len(args); i++ {
 		switch o := args[i]; {
-		case fold(o, "block"), fold(o, "count"):
+		case values.Fold(o, "block"), values.Fold(o, "count"):
 			i++
 			continue
-		case fold(o, "group"):
+		case values.Fold(o, "group"):
 			i += 2
 			continue
-		case fold(o, "noack"):
+		case values.Fold(o, "noack"):
 			continue
-		case i >= 4 && fold(o, "streams"): // else GROUP is not there, and the command fails
+		case i >= 4 && values.Fold(o, "streams"): // else GROUP is not there, and the command fails
 			also = behindStreams(args, i)
 		}
 		break
@@ -103,7 +106,7 @@ func groupReadSpans(args [][]byte) (keys, also acl.Span) {
 // behindStreams are the keys behind the first STREAMS from an argument on.
 func behindStreams(args [][]byte, from int) (keys acl.Span) {
 	for i := from; i < len(args); i++ {
-		if n := (len(args) - i - 1) / 2; n > 0 && fold(args[i], "streams") {
+		if n := (len(args) - i - 1) / 2; n > 0 && values.Fold(args[i], "streams") {
 			return acl.Span{First: i + 1, Last: i + n, Step: 1}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // memoryUse is what INFO and MEMORY tell of memory: the store's, of the namespace of a database, for that is what keys
@@ -113,7 +114,7 @@ func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) error {
 	case err != nil:
 		return refusal(c.g.storeError(err))
 	case !noted:
-		return refusal("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
+		return refusal("ERR An LFU maxmemory policy is selected, idle time not tracked." + values.Adjust)
 	default:
 		w.Int(int64(ago / time.Second))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // These are bits of Gateway.heed, one for each reason to do more than to perform commands. There is nearly always none,
@@ -255,10 +256,10 @@ func (c *conn) awaitCommands(over <-chan struct{}) {
 // cmdClientPause holds up the commands of this gateway's clients for some time, all of them or those that write.
 func cmdClientPause(c *conn, w *resp.Writer, args [][]byte) error {
 	all := true
-	p := optionsOf(args[3:])
+	p := values.OptionsOf(args[3:])
 	switch {
 	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
 	case p.Flag("write"):
 		all = false

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Users, and what their commands may touch. Package acl knows rules; what follows tells it what a command is about.
@@ -179,7 +180,7 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	case "set":
 		// With GET it tells the value before, which is to read it.
 		for _, o := range args[3:] {
-			if fold(o, "get") {
+			if values.Fold(o, "get") {
 				a.Needs |= acl.NeedRead
 			}
 		}
@@ -191,7 +192,7 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 		}
 	case "copy":
 		for i := 3; i+1 < len(args); i++ {
-			if fold(args[i], "db") {
+			if values.Fold(args[i], "db") {
 				if n, err := c.dbIndex(args[i+1]); err == nil {
 					a.Use(n)
 				}
@@ -417,9 +418,9 @@ func (g *Gateway) dismissUsers(self *conn, off bool) {
 	})
 }
 
-// readsEverything reports whether the connection's user may perform the command by rules that let him read every key.
+// ReadsEverything reports whether the connection's user may perform the command by rules that let him read every key.
 // Rules cannot be asked about keys that are not known before the command runs.
-func (t *staged) readsEverything(args [][]byte) bool {
+func (t *staged) ReadsEverything(args [][]byte) bool {
 	r := t.c.user.Load().Rights()
 	if r.Unlimited() {
 		return true

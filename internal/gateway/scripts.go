@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Scripts run over a staged: redis.call finds a command in the table and works on the keys as the script has left them.
@@ -89,12 +90,12 @@ func bySHA(c *command) *command { c.bySHA = true; return c }
 
 // evaluator is EVAL and those like it.
 // named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
-func evaluator(named, readOnly bool) severalFunc {
+func evaluator(named, readOnly bool) values.SeveralFunc {
 	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
 			return refusal(errNoScript)
 		}
-		n, err := keysOfScript(args, errNotInt)
+		n, err := keysOfScript(args, values.ErrNotInt)
 		if err != nil {
 			return err
 		}
@@ -180,26 +181,26 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 
 // snapshot is what the keys are now, until the next snapshot.
 // It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
-func (t *staged) snapshot() []key {
+func (t *staged) snapshot() []values.Key {
 	t.before = t.before[:0]
 	for _, k := range t.keys {
-		t.before = append(t.before, k.key)
-		k.own = nil // the snapshot's value may be in it
+		t.before = append(t.before, k.Key)
+		k.Own = nil // the snapshot's value may be in it
 	}
 	return t.before
 }
 
 // undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
 // command has wanted for a value stays wanted.
-func (t *staged) undo(before []key) {
+func (t *staged) undo(before []values.Key) {
 	for i, k := range t.keys {
-		want := k.want
+		want := k.Want
 		if i < len(before) {
-			k.key = before[i]
+			k.Key = before[i]
 		} else {
-			k.key = k.was
+			k.Key = k.was
 		}
-		k.want = max(want, k.want)
+		k.Want = max(want, k.Want)
 	}
 }
 
@@ -358,7 +359,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		db := c.db
 		// Such commands look at the connection for their database, and the script has one of its own.
 		c.use(t.db)
-		writeRefusal(&h.w, cmd.conn(c, &h.w, args))
+		values.WriteRefusal(&h.w, cmd.conn(c, &h.w, args))
 		c.use(db)
 	}
 	return h.w.Bytes(), ""
@@ -425,12 +426,13 @@ func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 // level is Redis's, from 0 (debug) to 3 (warning).
 func (h *scriptHost) Log(level int, text string) {
 	levels := [...]slog.Level{slog.LevelDebug, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn}
-	h.t.c.g.o.Logger.Log(context.Background(), levels[level], "script: "+clip([]byte(text), 1024), "peer", h.t.c.remote)
+	h.t.c.g.o.Logger.Log(context.Background(), levels[level], "script: "+values.Clip([]byte(text), 1024), "peer",
+		h.t.c.remote)
 }
 
 // Reserve is of luascript.Host: the memory is out of the connection's share until its reply is written.
 func (h *scriptHost) Reserve(n int64) error {
-	h.t.take(n)
+	h.t.Take(n)
 	return h.t.err
 }
 
@@ -465,7 +467,7 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is
 // nothing to wait for.
 func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) > 3 || len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async") {
+	if len(args) > 3 || len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async") {
 		return refusal("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
 	}
 	c.g.scripts.cache.Clear()
@@ -492,9 +494,9 @@ func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case c.inTx.Load() >= 0:
 		return refusal("ERR SCRIPT DEBUG must be called outside a pipeline")
-	case fold(args[2], "no"):
+	case values.Fold(args[2], "no"):
 		w.OK()
-	case fold(args[2], "yes"), fold(args[2], "sync"):
+	case values.Fold(args[2], "yes"), values.Fold(args[2], "sync"):
 		return refusal("ERR kvd: there is no debugger for scripts")
 	default:
 		return refusal("ERR Use SCRIPT DEBUG YES/SYNC/NO")
@@ -514,7 +516,7 @@ const messageCost = 64
 // often the script runs. The reply counts those who listen at this gateway now. channel and payload are kept until
 // then; they are the Host's (luascript.Host). Memory for them is out of the share.
 func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
-	if t.take(int64(messageCost + len(channel) + len(payload))) {
+	if t.Take(int64(messageCost + len(channel) + len(payload))) {
 		t.messages = append(t.messages, posted{shard, channel, payload})
 	}
 	w.Int(int64(t.c.g.hub.receivers(shard, channel)))
@@ -524,7 +526,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 // taken effect. It is called once, behind the commit. A message of a script whose outcome is unknown is not sent:
 // nobody could take it back.
 func (t *staged) conclude(applied bool) {
-	if k := t.find[librariesName]; k != nil && k.changed {
+	if k := t.find[librariesName]; k != nil && k.Changed {
 		t.c.g.functions.changes.Add(1)
 	}
 	if !applied {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // redisVersion is the one whose strings these are; clients choose commands by it.
@@ -34,7 +35,7 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) error {
 	ms, ok2 := resp.ParseInt(args[2])
 	switch {
 	case !ok1:
-		return errNotInt
+		return values.ErrNotInt
 	case !ok2:
 		return refusal("ERR timeout is not an integer or out of range")
 	case ms < 0:
@@ -47,9 +48,9 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) error {
 
 // cmdLolwut names the version, and that this is no Redis, for those who look.
 func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) >= 3 && fold(args[1], "version") {
+	if len(args) >= 3 && values.Fold(args[1], "version") {
 		if n, ok := resp.ParseInt(args[2]); !ok || int64(int(n)) != n {
-			return errNotInt
+			return values.ErrNotInt
 		}
 	}
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
@@ -59,12 +60,12 @@ func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdDebug is one command, as in Redis: rules of users name DEBUG, or DEBUG with a first argument.
 func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
-	case fold(args[1], "help") && len(args) == 2:
+	case values.Fold(args[1], "help") && len(args) == 2:
 		writeHelp(w, "debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")
-	case fold(args[1], "sleep") && len(args) == 3:
+	case values.Fold(args[1], "sleep") && len(args) == 3:
 		return cmdDebugSleep(c, w, args)
 	default:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try DEBUG HELP.")
 	}
 	return nil
@@ -79,7 +80,7 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 	s, _, _ := number.Double(args[2]) // what is no number is 0, as in Redis
 	if !(s >= 0 && s <= 1e6) {
-		return errNotFloat
+		return values.ErrNotFloat
 	}
 	select {
 	case <-time.After(time.Duration(s * float64(time.Second))):
@@ -168,8 +169,8 @@ func clientCommands() *command {
 // onOff accepts what would change how Redis evicts: here the client library decides that, for
 // all alike.
 func onOff(_ *conn, w *resp.Writer, args [][]byte) error {
-	if !fold(args[2], "on") && !fold(args[2], "off") {
-		return errSyntax
+	if !values.Fold(args[2], "on") && !values.Fold(args[2], "off") {
+		return values.ErrSyntax
 	}
 	w.OK()
 	return nil
@@ -183,14 +184,14 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	defer c.mu.Unlock()
 	switch v := args[3]; {
 	case len(v) > 256 || !validName(v):
-		return refusal("ERR " + strings.ToLower(clip(args[2], 32)) +
+		return refusal("ERR " + strings.ToLower(values.Clip(args[2], 32)) +
 			" cannot contain spaces, newlines or special characters.")
-	case fold(args[2], "lib-name"):
+	case values.Fold(args[2], "lib-name"):
 		c.mu.libName = string(v)
-	case fold(args[2], "lib-ver"):
+	case values.Fold(args[2], "lib-ver"):
 		c.mu.libVer = string(v)
 	default:
-		return refusal("ERR Unrecognized option '" + clip(args[2], 128) + "'")
+		return refusal("ERR Unrecognized option '" + values.Clip(args[2], 128) + "'")
 	}
 	w.OK()
 	return nil
@@ -200,17 +201,17 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 // mode that is OFF; conn.replied moves the mode on.
 func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
-	case fold(args[2], "on"):
+	case values.Fold(args[2], "on"):
 		c.reply = replyOn
 		w.OK()
-	case fold(args[2], "off"):
+	case values.Fold(args[2], "off"):
 		c.reply = replyOff
-	case fold(args[2], "skip"):
+	case values.Fold(args[2], "skip"):
 		if c.reply != replyOff {
 			c.reply = replySkipNext
 		}
 	default:
-		return errSyntax
+		return values.ErrSyntax
 	}
 	return nil
 }
@@ -252,7 +253,7 @@ func readClientType(p *args.Parser) func(x *conn) bool {
 		return func(x *conn) bool { return x.listens.Load() > 0 }
 	case p.Flag("master"), p.Flag("replica"), p.Flag("slave"):
 	default:
-		p.Refuse(refusal("ERR Unknown client type '" + clip(p.Str(), 128) + "'"))
+		p.Refuse(refusal("ERR Unknown client type '" + values.Clip(p.Str(), 128) + "'"))
 	}
 	return func(*conn) bool { return false }
 }
@@ -261,7 +262,7 @@ func readClientType(p *args.Parser) func(x *conn) bool {
 // Other gateways have clients of their own; kvctl shows those of all of them.
 func cmdClientList(c *conn, w *resp.Writer, args [][]byte) error {
 	want := func(*conn) bool { return true }
-	p := optionsOf(args[2:])
+	p := values.OptionsOf(args[2:])
 	switch {
 	case len(args) == 4 && p.Flag("type"):
 		want = readClientType(&p)
@@ -293,10 +294,10 @@ func remoteIs(addr []byte) func(x *conn) bool {
 // parseKill reads the filters of CLIENT KILL, pairs of a name and a value.
 func (g *Gateway) parseKill(filters [][]byte) (tests []func(x *conn) bool, skipMe bool, err error) {
 	if len(filters)%2 != 0 {
-		return nil, false, errSyntax
+		return nil, false, values.ErrSyntax
 	}
 	skipMe = true
-	p := optionsOf(filters)
+	p := values.OptionsOf(filters)
 	for p.More() {
 		switch {
 		case p.Flag("id"):
@@ -312,7 +313,7 @@ func (g *Gateway) parseKill(filters [][]byte) (tests []func(x *conn) bool, skipM
 			name := p.Str()
 			u := g.users.Find(string(name))
 			if u == nil {
-				p.Refuse(refusal("ERR No such user '" + clip(name, 128) + "'"))
+				p.Refuse(refusal("ERR No such user '" + values.Clip(name, 128) + "'"))
 			}
 			tests = append(tests, func(x *conn) bool { return x.user.Load() == u })
 		case p.Flag("type"):

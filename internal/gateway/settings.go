@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // setting is a parameter of Redis's.
@@ -225,9 +226,9 @@ func (h *held) set(name, v string) {
 }
 
 // setDefaults makes the limits what the settings are at the start.
-func setDefaults(e *encodingLimits) {
+func setDefaults(e *values.EncodingLimits) {
 	for _, s := range heldSettings {
-		if at := e.of(s.name); at != nil {
+		if at := e.Of(s.name); at != nil {
 			n, _ := strconv.ParseInt(s.otherwise, 10, 64)
 			at.Store(n)
 		}
@@ -261,10 +262,10 @@ func parseHeld() (list []setting) {
 }
 
 func (g *Gateway) hold(name, v string) {
-	if at := g.encodings.of(name); at != nil {
+	if at := g.encodings.Of(name); at != nil {
 		n, _ := strconv.ParseInt(v, 10, 64)
 		at.Store(n)
-		g.encodings.set.Store(true)
+		g.encodings.Set.Store(true)
 	}
 	// Redis, too, makes something else of these.
 	switch n, _ := strconv.ParseInt(v, 10, 64); name {
@@ -396,9 +397,9 @@ var settings = byName(parseHeld(), []setting{
 	})),
 	same("maxmemory-clients", always("0")),
 	same("min-replicas-to-write", always("0")),
-	{name: "notify-keyspace-events", get: func(c *conn) string { return eventClass(c.g.notify.Load()).String() },
+	{name: "notify-keyspace-events", get: func(c *conn) string { return values.EventClass(c.g.notify.Load()).String() },
 		set: func(c *conn, v string) (func(), error) {
-			events, ok := parseEvents([]byte(v))
+			events, ok := values.ParseEvents([]byte(v))
 			if !ok {
 				return nil, refusal("Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
 			}
@@ -457,17 +458,18 @@ func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) error {
 // Redis looks at all names before it looks at values, and so names the first of them that is wrong.
 func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args)%2 != 0 {
-		return errSyntax
+		return values.ErrSyntax
 	}
 	failed := func(arg []byte, why string) error {
-		return refusal("ERR CONFIG SET failed (possibly related to argument '" + clip(arg, 128) + "') - " + why)
+		return refusal("ERR CONFIG SET failed (possibly related to argument '" + values.Clip(arg, 128) + "') - " + why)
 	}
 	chosen := make(map[string]bool)
 	for i := 2; i < len(args); i += 2 {
 		s, ok := settings[string(lower(nil, args[i]))]
 		switch {
 		case !ok:
-			return refusal("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(args[i], 128) + "'")
+			return refusal("ERR Unknown option or number of arguments for CONFIG SET - '" + values.Clip(args[i], 128) +
+				"'")
 		case s.set == nil:
 			return failed(args[i], "can't set immutable config")
 		case chosen[s.name]:

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // foldOf says how a command's replies for its keys make one.
@@ -53,14 +54,14 @@ type command struct {
 	instead        string // what serves its purpose, if kvd does not serve it
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
-	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
+	key   values.KeyFunc                               // on one key; then kind, fold and special say how to batch it
 	part  partFunc                                     // beside key: which bytes of a long value it needs; nil: all
 	plain bool                                         // beside key: it replies with the plain value, or that part
 	conn  connFunc                                     // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
-	keys  severalFunc                                  // on several keys at once
+	keys  values.SeveralFunc                           // on several keys at once
 	// block is set beside keys if the command may wait; it reads the arguments.
-	block waitFunc
+	block values.WaitFunc
 
 	kind    kind      // what one such command asks of the store
 	fold    foldOf    // how the replies for several keys make one
@@ -155,7 +156,7 @@ func keyed(name string, arity, at int, k kind, summary string) *command {
 		group = "server"
 	}
 	return &command{name: name, arity: arity, first: at, last: at, step: 1, group: group, summary: summary,
-		key: oneKey[name], kind: k, lookup: k <= read, write: k > read}
+		key: values.OneKey[name], kind: k, lookup: k <= read, write: k > read}
 }
 
 // folded makes a command on any number of keys, every step-th argument from the first on. Each
@@ -163,7 +164,7 @@ func keyed(name string, arity, at int, k kind, summary string) *command {
 func folded(name string, arity, step int, k kind, how foldOf, group, summary string) *command {
 	last := -1
 	return &command{name: name, arity: arity, first: 1, last: last, step: step, group: group, summary: summary,
-		key: oneKey[name], kind: k, fold: how, lookup: k <= read, write: k > read}
+		key: values.OneKey[name], kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
 // partFunc says which bytes of a value of n bytes a command needs, of which there may be none.
@@ -188,11 +189,11 @@ func (cmd *command) with(s specialOf) *command {
 // first, last and step are as in COMMAND; 0 for all says that other fields tell where the keys are.
 func onKeys(name string, arity, first, last, step int, group, summary string) *command {
 	return &command{name: name, arity: arity, first: first, last: last, step: step, group: group, summary: summary,
-		keys: severalKeys[name]}
+		keys: values.SeveralKeys[name]}
 }
 
 // by says what performs the command, if that is more than a command on keys.
-func (cmd *command) by(f severalFunc) *command {
+func (cmd *command) by(f values.SeveralFunc) *command {
 	cmd.keys = f
 	return cmd
 }
@@ -266,9 +267,9 @@ func valueCommands() []*command {
 		keyed("getdel", 2, 1, update, "Returns the value before deleting the key."),
 		keyed("getex", -2, 1, update, "Returns the value and sets the expiry."),
 		keyed("append", 3, 1, update, "Appends to the value."),
-		keyed("strlen", 2, 1, readValue, "Returns the length of the value.").needing(lengthPart),
-		keyed("getrange", 4, 1, readValue, "Returns a part of the value.").needing(rangePart).replyingValue(),
-		keyed("substr", 4, 1, readValue, "Returns a part of the value.").needing(rangePart).replyingValue(),
+		keyed("strlen", 2, 1, readValue, "Returns the length of the value.").needing(values.LengthPart),
+		keyed("getrange", 4, 1, readValue, "Returns a part of the value.").needing(values.RangePart).replyingValue(),
+		keyed("substr", 4, 1, readValue, "Returns a part of the value.").needing(values.RangePart).replyingValue(),
 		keyed("setrange", 4, 1, update, "Overwrites a part of the value."),
 		keyed("incr", 2, 1, update, "Adds one to an integer."),
 		keyed("decr", 2, 1, update, "Takes one from an integer."),
@@ -281,14 +282,15 @@ func valueCommands() []*command {
 		folded("del", -2, 1, remove, sum, "generic", "Deletes keys; each alone is atomic."),
 		folded("unlink", -2, 1, remove, sum, "generic", "Deletes keys; each alone is atomic."),
 		folded("exists", -2, 1, presence, sum, "generic",
-			"Counts the keys that exist.").needing(lengthPart),
+			"Counts the keys that exist.").needing(values.LengthPart),
 		folded("touch", -2, 1, readValue, sum, "generic",
-			"Counts the keys that exist, and uses them.").needing(lengthPart),
-		keyed("type", 2, 1, read, "Returns the type of the value, or none.").needing(lengthPart),
-		keyed("ttl", 2, 1, presence, "Returns the time to live in seconds.").needing(lengthPart),
-		keyed("pttl", 2, 1, presence, "Returns the time to live in milliseconds.").needing(lengthPart),
-		keyed("expiretime", 2, 1, presence, "Returns the expiry as a Unix time in seconds.").needing(lengthPart),
-		keyed("pexpiretime", 2, 1, presence, "Returns the expiry as a Unix time in milliseconds.").needing(lengthPart),
+			"Counts the keys that exist, and uses them.").needing(values.LengthPart),
+		keyed("type", 2, 1, read, "Returns the type of the value, or none.").needing(values.LengthPart),
+		keyed("ttl", 2, 1, presence, "Returns the time to live in seconds.").needing(values.LengthPart),
+		keyed("pttl", 2, 1, presence, "Returns the time to live in milliseconds.").needing(values.LengthPart),
+		keyed("expiretime", 2, 1, presence, "Returns the expiry as a Unix time in seconds.").needing(values.LengthPart),
+		keyed("pexpiretime", 2, 1, presence,
+			"Returns the expiry as a Unix time in milliseconds.").needing(values.LengthPart),
 		keyed("persist", 2, 1, update, "Removes the expiry."),
 		keyed("expire", -3, 1, update, "Sets the time to live in seconds."),
 		keyed("pexpire", -3, 1, update, "Sets the time to live in milliseconds."),
@@ -302,8 +304,8 @@ func inspectionCommands() []*command {
 	return []*command{
 		container("object", "generic", "Tells how a value is kept.", nil,
 			keyed("object|encoding", 3, 2, read, "Returns the encoding that Redis would choose."),
-			keyed("object|refcount", 3, 2, readValue, "Returns 1.").needing(lengthPart),
-			keyed("object|freq", 3, 2, readValue, "Is not known: an error.").needing(lengthPart),
+			keyed("object|refcount", 3, 2, readValue, "Returns 1.").needing(values.LengthPart),
+			keyed("object|freq", 3, 2, readValue, "Is not known: an error.").needing(values.LengthPart),
 			keysOf(onConn("object|idletime", 3, "", cmdIdleTime,
 				"Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
 			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to "+

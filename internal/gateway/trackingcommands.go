@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // stopTracking forgets what the client caches.
@@ -66,7 +67,7 @@ func (c *conn) track(t *tracker) {
 // cmdClientTracking reads all options before it changes anything, as Redis does.
 func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	t := &tracker{}
-	p := optionsOf(args[3:])
+	p := values.OptionsOf(args[3:])
 	for p.More() {
 		switch {
 		case p.Option("redirect", 1):
@@ -98,7 +99,7 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 		return err
 	}
 	switch {
-	case fold(args[2], "on"):
+	case values.Fold(args[2], "on"):
 		if bad := t.conflict(c.tracker.Load()); bad != "" {
 			return refusal(bad)
 		}
@@ -106,10 +107,10 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 			return refusal(bad)
 		}
 		c.track(t)
-	case fold(args[2], "off"):
+	case values.Fold(args[2], "off"):
 		c.stopTracking()
 	default:
-		return errSyntax
+		return values.ErrSyntax
 	}
 	w.OK()
 	return nil
@@ -144,14 +145,14 @@ func (t *tracker) conflict(was *tracker) string {
 	for i, p := range t.prefixes {
 		for _, q := range have {
 			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with an existing prefix '" +
-					clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+				return "ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with an existing prefix '" +
+					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
 			}
 		}
 		for _, q := range t.prefixes[i+1:] {
 			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with another provided prefix '" +
-					clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+				return "ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with another provided prefix '" +
+					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
 			}
 		}
 	}
@@ -173,18 +174,18 @@ func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) error {
 		return refusal("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or " +
 			"OPTOUT mode " +
 			"enabled")
-	case fold(args[2], "yes") && t.optIn:
+	case values.Fold(args[2], "yes") && t.optIn:
 		c.caching = cachingYes
 		w.OK()
-	case fold(args[2], "yes"):
+	case values.Fold(args[2], "yes"):
 		return refusal("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
-	case fold(args[2], "no") && t.optOut:
+	case values.Fold(args[2], "no") && t.optOut:
 		c.caching = cachingNo
 		w.OK()
-	case fold(args[2], "no"):
+	case values.Fold(args[2], "no"):
 		return refusal("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
 	default:
-		return errSyntax
+		return values.ErrSyntax
 	}
 	return nil
 }

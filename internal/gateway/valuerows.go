@@ -3,6 +3,8 @@ package gateway
 import (
 	"slices"
 	"strings"
+
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first,
@@ -180,7 +182,7 @@ func geoCommands() []*command {
 func bitCommands() []*command {
 	return ofGroup("bitmap",
 		keyed("setbit", 4, 1, update, "Sets a bit of the value."),
-		keyed("getbit", 3, 1, readValue, "Returns a bit of the value.").needing(bitPart),
+		keyed("getbit", 3, 1, readValue, "Returns a bit of the value.").needing(values.BitPart),
 		keyed("bitcount", -2, 1, readValue, "Counts the bits that are set."),
 		keyed("bitpos", -3, 1, readValue, "Finds the first bit that is set, or is not."),
 		keyed("bitfield", -2, 1, update, "Reads and changes integers of any width in the value."),
@@ -271,8 +273,8 @@ STREAM <key> [FULL [COUNT <count>]
 // onStreams names the event of a command that changes a stream; "": it has none.
 // An event "" keeps nameEvents from giving the command's own name to one.
 func onStreams(event string, c *command) *command {
-	if c.event = (keyEvent{onStream, event}); event == "" {
-		c.event.class = onNothing
+	if c.event = (keyEvent{values.OnStream, event}); event == "" {
+		c.event.class = values.OnNothing
 	}
 	return c
 }

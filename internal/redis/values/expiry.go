@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"math"
@@ -7,9 +7,9 @@ import (
 )
 
 // cmdType names types as Redis does.
-func cmdType(k *key, _ [][]byte, w *resp.Writer) error {
-	if k.present {
-		w.Simple(k.typ.String())
+func cmdType(k *Key, _ [][]byte, w *resp.Writer) error {
+	if k.Present {
+		w.Simple(k.Type.String())
 	} else {
 		w.Simple("none")
 	}
@@ -18,51 +18,51 @@ func cmdType(k *key, _ [][]byte, w *resp.Writer) error {
 
 // ttl tells when the key expires: -2 if there is none, -1 if never. Seconds are rounded to the
 // nearest, as in Redis.
-func ttl(k *key, w *resp.Writer, absolute, millis bool) {
-	switch at := k.expires; {
-	case !k.present:
+func ttl(k *Key, w *resp.Writer, absolute, millis bool) {
+	switch at := k.Expires; {
+	case !k.Present:
 		w.Int(-2)
 	case at == 0:
 		w.Int(-1)
 	default:
 		if !absolute {
-			at = max(at-k.now, 0)
+			at = max(at-k.Now, 0)
 		}
 		if !millis {
-			at = at/1000 + bit(at%1000 >= 500)
+			at = at/1000 + Bit(at%1000 >= 500)
 		}
 		w.Int(at)
 	}
 }
 
 // cmdTTL and the others that tell an expiry differ in their unit, and in whether it counts from now.
-func cmdTTL(k *key, _ [][]byte, w *resp.Writer) error         { ttl(k, w, false, false); return nil }
-func cmdPTTL(k *key, _ [][]byte, w *resp.Writer) error        { ttl(k, w, false, true); return nil }
-func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer) error  { ttl(k, w, true, false); return nil }
-func cmdPExpireTime(k *key, _ [][]byte, w *resp.Writer) error { ttl(k, w, true, true); return nil }
+func cmdTTL(k *Key, _ [][]byte, w *resp.Writer) error         { ttl(k, w, false, false); return nil }
+func cmdPTTL(k *Key, _ [][]byte, w *resp.Writer) error        { ttl(k, w, false, true); return nil }
+func cmdExpireTime(k *Key, _ [][]byte, w *resp.Writer) error  { ttl(k, w, true, false); return nil }
+func cmdPExpireTime(k *Key, _ [][]byte, w *resp.Writer) error { ttl(k, w, true, true); return nil }
 
 // cmdPersist writes only if there is an expiry to remove.
-func cmdPersist(k *key, _ [][]byte, w *resp.Writer) error {
-	yes := k.present && k.expires != 0
+func cmdPersist(k *Key, _ [][]byte, w *resp.Writer) error {
+	yes := k.Present && k.Expires != 0
 	if yes {
-		k.set(k.value, 0)
+		k.set(k.Value, 0)
 	}
-	w.Int(bit(yes))
+	w.Int(Bit(yes))
 	return nil
 }
 
 // cmdExpire and the others that set an expiry differ likewise. Each rewrites the record, since the expiry is a part of
 // it.
-func cmdExpire(k *key, args [][]byte, w *resp.Writer) error {
+func cmdExpire(k *Key, args [][]byte, w *resp.Writer) error {
 	return expire(k, args, w, "expire", true, false)
 }
-func cmdPExpire(k *key, args [][]byte, w *resp.Writer) error {
+func cmdPExpire(k *Key, args [][]byte, w *resp.Writer) error {
 	return expire(k, args, w, "pexpire", false, false)
 }
-func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) error {
+func cmdExpireAt(k *Key, args [][]byte, w *resp.Writer) error {
 	return expire(k, args, w, "expireat", true, true)
 }
-func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) error {
+func cmdPExpireAt(k *Key, args [][]byte, w *resp.Writer) error {
 	return expire(k, args, w, "pexpireat", false, true)
 }
 
@@ -70,9 +70,9 @@ func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) error {
 // their combination, the number, and then the key. A time that has passed deletes the key and is
 // answered with 1.
 // A key that does not expire has, to GT and LT, the expiry at infinity.
-func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) error {
+func expire(k *Key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) error {
 	var nx, xx, gt, lt bool
-	p := optionsOf(args[3:])
+	p := OptionsOf(args[3:])
 	for p.More() {
 		switch {
 		case p.Flag("nx"):
@@ -98,7 +98,7 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 	}
 	at, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	if seconds {
 		if at > math.MaxInt64/1000 || at < math.MinInt64/1000 {
@@ -107,28 +107,28 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 		at *= 1000
 	}
 	if !absolute {
-		if at > math.MaxInt64-k.now {
+		if at > math.MaxInt64-k.Now {
 			return badExpire(name)
 		}
-		at += k.now
+		at += k.Now
 	}
-	has := k.expires != 0
-	if !k.present || nx && has || xx && !has || gt && (!has || at <= k.expires) || lt && has && at >= k.expires {
+	has := k.Expires != 0
+	if !k.Present || nx && has || xx && !has || gt && (!has || at <= k.Expires) || lt && has && at >= k.Expires {
 		w.Int(0)
 		return nil
 	}
-	if at <= k.now {
-		k.delete()
+	if at <= k.Now {
+		k.Delete()
 	} else {
-		k.set(k.value, at)
+		k.set(k.Value, at)
 	}
 	w.Int(1)
 	return nil
 }
 
 // cmdRefcount is 1: no two keys share a value.
-func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) error {
-	if k.present {
+func cmdRefcount(k *Key, _ [][]byte, w *resp.Writer) error {
+	if k.Present {
 		w.Int(1)
 	} else {
 		w.Null()
@@ -136,42 +136,42 @@ func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-// adjust ends two of Redis's error texts.
-const adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to " +
+// Adjust ends two of Redis's error texts.
+const Adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to " +
 	"adjust."
 
 // cmdFreq answers as a Redis whose policy is about time: counts of uses mean something to clients of the store alone.
-func cmdFreq(k *key, _ [][]byte, w *resp.Writer) error {
-	if !k.present {
+func cmdFreq(k *Key, _ [][]byte, w *resp.Writer) error {
+	if !k.Present {
 		w.Null()
 		return nil
 	}
-	return refusal("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
+	return refusal("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + Adjust)
 }
 
-// recordOverhead is what a record and its slot take beside key and value, and
-// recordUnit what its length is rounded up to, in bytes; see internal/layout.
 const (
+	// recordOverhead is what a record and its slot take beside key and value, in bytes; see internal/layout.
 	recordOverhead = 48
-	recordUnit     = 64
+	// RecordUnit is what the length of a record is rounded up to, in bytes.
+	RecordUnit = 64
 )
 
 // cmdMemoryUsage estimates one copy of the record. SAMPLES is checked and ignored, since a
 // string has nothing to sample.
 // The unit is bytes. Each further copy takes as much, and the index its share besides.
-func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) error {
-	p := optionsOf(args[3:])
+func cmdMemoryUsage(k *Key, args [][]byte, w *resp.Writer) error {
+	p := OptionsOf(args[3:])
 	if p.Left() == 2 && p.Flag("samples") && p.Int() < 0 {
 		p.Wrong()
 	}
 	if err := p.End(); err != nil {
 		return err
 	}
-	if !k.present {
+	if !k.Present {
 		w.Null()
 		return nil
 	}
-	n := recordOverhead + len(args[2]) + len(k.value)
-	w.Int(int64((n + recordUnit - 1) / recordUnit * recordUnit))
+	n := recordOverhead + len(args[2]) + len(k.Value)
+	w.Int(int64((n + RecordUnit - 1) / RecordUnit * RecordUnit))
 	return nil
 }

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"math"
@@ -25,7 +25,7 @@ type groupArgs struct {
 // parseGroup reads what is behind the id. SETID has the same options but for MKSTREAM.
 func parseGroup(args [][]byte, create bool) (a groupArgs, err error) {
 	a.read = -1
-	p := optionsOf(args[5:])
+	p := OptionsOf(args[5:])
 	for p.More() {
 		switch {
 		case create && p.Flag("mkstream"):
@@ -42,13 +42,13 @@ func parseGroup(args [][]byte, create bool) (a groupArgs, err error) {
 }
 
 func wrongGroupArgs(args [][]byte) refusal {
-	return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+	return refusal("ERR unknown subcommand or wrong number of arguments for '" + Clip(args[1], 128) +
 		"'. Try XGROUP HELP.")
 }
 
 // hasStream is nil if XGROUP has a stream.
-func (k *key) hasStream() error {
-	if !k.present {
+func (k *Key) hasStream() error {
+	if !k.Present {
 		return refusal("ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to " +
 			"use the MKSTREAM option to create an empty stream automatically.")
 	}
@@ -57,7 +57,7 @@ func (k *key) hasStream() error {
 
 // cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last
 // id.
-func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupCreate(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseGroup(args, true)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
 
 // editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. grow is in bytes. A change takes
 // effect with setStream.
-func (k *key) editGroup(args [][]byte, grow int) (s *collection.Stream, g *collection.StreamGroup, err error) {
+func (k *Key) editGroup(args [][]byte, grow int) (s *collection.Stream, g *collection.StreamGroup, err error) {
 	if err := k.hasStream(); err != nil {
 		return nil, nil, err
 	}
@@ -110,7 +110,7 @@ func (k *key) editGroup(args [][]byte, grow int) (s *collection.Stream, g *colle
 }
 
 // cmdXGroupSetID changes nothing of what is pending.
-func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupSetID(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseGroup(args, false)
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdXGroupDestroy wakes the group's clients that wait, as every write of a stream does; they are told that it is gone.
-func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupDestroy(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.hasStream(); err != nil {
 		return err
 	}
@@ -159,12 +159,12 @@ func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) error {
 			return err
 		}
 	}
-	w.Int(bit(was))
+	w.Int(Bit(was))
 	return nil
 }
 
 // cmdXGroupCreateConsumer is for tools: a consumer is made when it is first heard of.
-func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupCreateConsumer(k *Key, args [][]byte, w *resp.Writer) error {
 	s, g, err := k.editGroup(args, collection.StreamGroupRoom(args[4], 0))
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) error {
 		w.Int(0)
 		return nil
 	}
-	g.See(args[4], k.now)
+	g.See(args[4], k.Now)
 	if err := k.setStream(s, true, args[2]); err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that
 // was.
-func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupDelConsumer(k *Key, args [][]byte, w *resp.Writer) error {
 	s, g, err := k.editGroup(args, 0)
 	if err != nil {
 		return err
@@ -202,7 +202,7 @@ func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdXAck looks at the ids when it knows that there is a group.
 // It counts those that were pending, and writes only if there are some.
-func cmdXAck(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXAck(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Stream); err != nil {
 		return err
 	}
@@ -247,9 +247,9 @@ type pendingArgs struct {
 // parsePending reads XPENDING with a range; without one there is nothing to read.
 func parsePending(args [][]byte) (a pendingArgs, err error) {
 	if len(args) < 6 || len(args) > 9 {
-		return a, errSyntax
+		return a, ErrSyntax
 	}
-	p := optionsOf(args[3:])
+	p := OptionsOf(args[3:])
 	if p.Flag("idle") {
 		if a.idle = p.Int(); len(args) < 8 {
 			p.Wrong()
@@ -270,7 +270,7 @@ func parsePending(args [][]byte) (a pendingArgs, err error) {
 }
 
 // cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
-func cmdXPending(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXPending(k *Key, args [][]byte, w *resp.Writer) error {
 	var a pendingArgs
 	if len(args) != 3 {
 		var err error
@@ -289,7 +289,7 @@ func cmdXPending(k *key, args [][]byte, w *resp.Writer) error {
 	case len(args) == 3:
 		writePending(w, g)
 	default:
-		a.write(w, g, k.now)
+		a.write(w, g, k.Now)
 	}
 	return nil
 }
@@ -310,7 +310,7 @@ func writePending(w *resp.Writer, g *collection.StreamGroup) {
 	of := g.PendingOf()
 	busy := 0
 	for _, n := range of {
-		busy += int(bit(n > 0))
+		busy += int(Bit(n > 0))
 	}
 	w.Array(busy)
 	for i, n := range of {
@@ -363,7 +363,7 @@ type claim struct {
 
 // beginClaim looks for the group; grow is for how many it may add to what is pending.
 // args are alike in both commands: key, group and consumer. proto is the reply's.
-func (k *key) beginClaim(args [][]byte, grow, proto int) (c claim, err error) {
+func (k *Key) beginClaim(args [][]byte, grow, proto int) (c claim, err error) {
 	if err := k.typed(client.Stream); err != nil {
 		return c, err
 	}
@@ -379,11 +379,11 @@ func (k *key) beginClaim(args [][]byte, grow, proto int) (c claim, err error) {
 
 // take gives an entry to the consumer of that name, who is made if need be, and adds it to the reply.
 // With justID the reply has the id alone.
-func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
+func (c *claim) take(k *Key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
 	if c.consumer < 0 {
 		made := false
-		if c.consumer, made = c.g.See(name, k.now); made {
-			k.also = "xgroup-createconsumer"
+		if c.consumer, made = c.g.See(name, k.Now); made {
+			k.Also = "xgroup-createconsumer"
 		}
 	}
 	p.Consumer = c.consumer
@@ -405,7 +405,7 @@ func (c *claim) drop(i int) {
 
 // end makes what has changed the key's.
 // A claim that found nothing writes nothing.
-func (c *claim) end(k *key, name []byte) error {
+func (c *claim) end(k *Key, name []byte) error {
 	if !c.changed {
 		return nil
 	}
@@ -431,7 +431,7 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, err error) {
 		}
 		a.ids, list = append(a.ids, id), list[1:]
 	}
-	p := optionsOf(list)
+	p := OptionsOf(list)
 	for p.More() {
 		switch {
 		case p.Flag("force"):
@@ -459,7 +459,7 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, err error) {
 // cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names.
 // Of two consumers that claim an entry at a time with a least time of idleness, the second one finds that it is not
 // idle.
-func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXClaim(k *Key, args [][]byte, w *resp.Writer) error {
 	c, err := k.beginClaim(args, len(args), w.Proto)
 	if err != nil {
 		return err
@@ -468,7 +468,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return err
 	}
-	a, err := parseClaim(args, k.now)
+	a, err := parseClaim(args, k.Now)
 	if err != nil {
 		return err
 	}
@@ -476,8 +476,8 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 		c.g.Last, c.changed = a.last, true
 	}
 	// A time in the future would keep the entry from ever becoming idle.
-	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.now {
-		a.delivered = k.now
+	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.Now {
+		a.delivered = k.Now
 	}
 	for _, id := range a.ids {
 		i, pending := c.g.Pending.Find(id)
@@ -491,7 +491,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 			c.drop(i)
 			continue
 		case pending:
-			if p = c.g.Pending.At(i); idle > 0 && k.now-p.Delivered < idle {
+			if p = c.g.Pending.At(i); idle > 0 && k.Now-p.Delivered < idle {
 				continue
 			}
 		case !found || !a.force: // FORCE claims an entry that nobody had
@@ -521,7 +521,7 @@ const autoClaimTries = 10
 
 // cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end,
 // and with the ids of entries that were deleted meanwhile, which it forgets.
-func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXAutoClaim(k *Key, args [][]byte, w *resp.Writer) error {
 	idle, err := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM")
 	if err != nil {
 		return err
@@ -531,7 +531,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	count, just := int64(100), false
-	p := optionsOf(args[6:])
+	p := OptionsOf(args[6:])
 	for p.More() {
 		switch {
 		case p.Option("count", 1):
@@ -565,9 +565,9 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 			deleted = append(deleted, p.ID)
 			count--
 			continue
-		case idle <= 0 || k.now-p.Delivered >= idle:
-			p.Delivered = k.now
-			p.Times += bit(!just)
+		case idle <= 0 || k.Now-p.Delivered >= idle:
+			p.Delivered = k.Now
+			p.Times += Bit(!just)
 			c.take(k, args[3], p, e, just)
 			count--
 		}

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"time"
@@ -7,21 +7,21 @@ import (
 )
 
 // Functions perform commands on keys, and are found by the command's name in lower case. All else about a command is in
-// its row (table.go, valuerows.go), which names no function.
+// its row, which names no function.
 
-// A keyFunc is a command on one key: it appends its one reply and changes the key. An error is its reply instead.
+// A KeyFunc is a command on one key: it appends its one reply and changes the key. An error is its reply instead.
 // It depends on nothing else, and may run several times.
-type keyFunc func(k *key, args [][]byte, w *resp.Writer) error
+type KeyFunc func(k *Key, args [][]byte, w *resp.Writer) error
 
-// A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t. An error is its
+// A SeveralFunc is a command on several keys: it appends its one reply to w and changes keys of t. An error is its
 // reply instead.
-type severalFunc func(t Keys, args [][]byte, w *resp.Writer) error
+type SeveralFunc func(t Keys, args [][]byte, w *resp.Writer) error
 
-// A waitFunc reads the arguments of a command that may wait. It may keep them.
-type waitFunc func(args [][]byte) (blocking, error)
+// A WaitFunc reads the arguments of a command that may wait. It may keep them.
+type WaitFunc func(args [][]byte) (Blocking, error)
 
-// oneKey are the commands on one key. It does not change.
-var oneKey = map[string]keyFunc{
+// OneKey are the commands on one key. It does not change.
+var OneKey = map[string]KeyFunc{
 	"append":       cmdAppend,
 	"bitcount":     cmdBitCount,
 	"bitfield":     cmdBitField,
@@ -63,21 +63,21 @@ var oneKey = map[string]keyFunc{
 	"hvals":        cmdHVals,
 	"incr":         cmdIncr,
 	"incrby":       cmdIncrBy,
-	"incrbyfloat":  cmdIncrByFloat,
+	"incrbyfloat":  CmdIncrByFloat,
 	"lindex":       cmdLIndex,
 	"linsert":      cmdLInsert,
 	"llen":         cmdLLen,
-	"lpop": func(k *key, args [][]byte, w *resp.Writer) error {
+	"lpop": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return pop(k, args, w, "lpop", true)
 	},
 	"lpos": cmdLPos,
-	"lpush": func(k *key, args [][]byte, w *resp.Writer) error {
+	"lpush": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return push(k, args, w, true, false)
 	},
-	"lpushx": func(k *key, args [][]byte, w *resp.Writer) error {
+	"lpushx": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return push(k, args, w, true, true)
 	},
-	"lrange":          cmdLRange,
+	"lrange":          CmdLRange,
 	"lrem":            cmdLRem,
 	"lset":            cmdLSet,
 	"ltrim":           cmdLTrim,
@@ -97,13 +97,13 @@ var oneKey = map[string]keyFunc{
 	"pttl":            cmdPTTL,
 	"restore":         cmdRestore,
 	"restore-asking":  cmdRestore,
-	"rpop": func(k *key, args [][]byte, w *resp.Writer) error {
+	"rpop": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return pop(k, args, w, "rpop", false)
 	},
-	"rpush": func(k *key, args [][]byte, w *resp.Writer) error {
+	"rpush": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return push(k, args, w, false, false)
 	},
-	"rpushx": func(k *key, args [][]byte, w *resp.Writer) error {
+	"rpushx": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return push(k, args, w, false, true)
 	},
 	"sadd":                  cmdSAdd,
@@ -141,71 +141,71 @@ var oneKey = map[string]keyFunc{
 	"xinfo|stream":          cmdXInfoStream,
 	"xlen":                  cmdXLen,
 	"xpending":              cmdXPending,
-	"xrange": func(k *key, args [][]byte, w *resp.Writer) error {
+	"xrange": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return xrange(k, args, w, false)
 	},
-	"xrevrange": func(k *key, args [][]byte, w *resp.Writer) error {
+	"xrevrange": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return xrange(k, args, w, true)
 	},
 	"xsetid": cmdXSetID,
 	"xtrim":  cmdXTrim,
 	"zadd":   cmdZAdd,
 	"zcard":  cmdZCard,
-	"zcount": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zcount": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zcount(k, args, w, byScore)
 	},
 	"zincrby": cmdZIncrBy,
-	"zlexcount": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zlexcount": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zcount(k, args, w, byLex)
 	},
 	"zmscore": cmdZMScore,
-	"zpopmax": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zpopmax": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zpop(k, args, w, true)
 	},
-	"zpopmin": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zpopmin": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zpop(k, args, w, false)
 	},
 	"zrandmember": cmdZRandMember,
-	"zrange": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrange": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrange(k, args, w, zquery{auto: true})
 	},
-	"zrangebylex": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrange(k, args, w, zquery{by: byLex})
 	},
-	"zrangebyscore": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrange(k, args, w, zquery{by: byScore})
 	},
-	"zrank": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrank": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrank(k, args, w, false)
 	},
 	"zrem": cmdZRem,
-	"zremrangebylex": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zremrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zremRange(k, args, w, byLex)
 	},
-	"zremrangebyrank": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zremrangebyrank": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zremRange(k, args, w, byRank)
 	},
-	"zremrangebyscore": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zremrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zremRange(k, args, w, byScore)
 	},
-	"zrevrange": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrevrange": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrange(k, args, w, zquery{rev: true})
 	},
-	"zrevrangebylex": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrevrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrange(k, args, w, zquery{by: byLex, rev: true})
 	},
-	"zrevrangebyscore": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrevrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrange(k, args, w, zquery{by: byScore, rev: true})
 	},
-	"zrevrank": func(k *key, args [][]byte, w *resp.Writer) error {
+	"zrevrank": func(k *Key, args [][]byte, w *resp.Writer) error {
 		return zrank(k, args, w, true)
 	},
 	"zscan":  cmdZScan,
 	"zscore": cmdZScore,
 }
 
-// severalKeys are those on several keys at once, but for scripts, libraries and those that may wait.
-var severalKeys = map[string]severalFunc{
+// SeveralKeys are those on several keys at once, but for scripts, libraries and those that may wait.
+var SeveralKeys = map[string]SeveralFunc{
 	"bitop":                cmdBitOp,
 	"copy":                 cmdCopy,
 	"georadius":            georadius(geoquery{at: 6}),
@@ -245,8 +245,8 @@ var severalKeys = map[string]severalFunc{
 	"zunionstore":          zcombine("zunionstore", uniteSets, 2),
 }
 
-// waitingFor are the readers of the arguments of those that may wait.
-var waitingFor = map[string]waitFunc{
+// WaitingFor are the readers of the arguments of those that may wait.
+var WaitingFor = map[string]WaitFunc{
 	"blmove":     parseBLMove,
 	"blmpop":     parseBLMPop,
 	"blpop":      parseBPop(true),
@@ -262,66 +262,69 @@ var waitingFor = map[string]waitFunc{
 // Keys are what a command on several keys works on. All of its methods are about the one try that the command is a
 // part of, and for its goroutine.
 type Keys interface {
-	// key is the key of a name in the current database, read when it is first asked for. That it stays as it was read
+	// Key is the key of a name in the current database, read when it is first asked for. That it stays as it was read
 	// is a condition of all that is written.
-	key(name []byte) *key
-	// keyIn is a key of another database.
-	keyIn(db int, name []byte) *key
-	// peek is key without the condition.
-	peek(name []byte) *key
-	// load reads keys together that the command may ask for. It makes no conditions.
-	load(names ...[]byte)
-	// possible reports whether a key may have such a name.
-	possible(name []byte) bool
+	Key(name []byte) *Key
+	// KeyIn is a key of another database.
+	KeyIn(db int, name []byte) *Key
+	// Peek is Key without the condition.
+	Peek(name []byte) *Key
+	// Load reads keys together that the command may ask for. It makes no conditions.
+	Load(names ...[]byte)
+	// Possible reports whether a key may have such a name.
+	Possible(name []byte) bool
 
-	// take takes so many bytes of memory until all of it is over. Without them it gives all of it up.
-	take(n int64) bool
-	// fail gives all of it up, with that reply in the place of all others. failure is why that has been done, nil if
-	// it has not: what the command does from then on has no effect.
-	fail(reply resultError)
-	failure() error
+	// Take takes n bytes of memory until all of it is over. Without them it gives all of it up.
+	Take(n int64) bool
+	// Fail gives all of it up, with that reply in the place of all others.
+	Fail(reply ResultError)
+	// Failure is why all of it was given up, nil if it was not. The command has no effect then.
+	Failure() error
 
-	// name gives what the command does to a key an event of its own, and miss notes a name that led to no key.
-	name(k *key, class eventClass, event string)
-	miss(name []byte)
+	// Name gives what the command does to a key an event of its own.
+	Name(k *Key, class EventClass, event string)
+	// Miss notes a name that led to no key.
+	Miss(name []byte)
 
-	// current is the number of the database that names are of, and dbIndex reads the number of another one. together
-	// reports whether keys of both change in one step.
-	current() int
-	dbIndex(b []byte) (db int, err error)
-	together(db int) bool
-	// waits reports whether the command goes on waiting if it finds nothing.
-	waits() bool
-	// readsEverything reports whether the user of the command with these arguments may read every key by it.
-	readsEverything(args [][]byte) bool
+	// Current is the number of the database that names are of.
+	Current() int
+	// DBIndex reads the number of another one.
+	DBIndex(b []byte) (db int, err error)
+	// Together reports whether keys of that and the current one change in one step.
+	Together(db int) bool
+	// Waits reports whether the command goes on waiting if it finds nothing.
+	Waits() bool
+	// ReadsEverything reports whether the user of the command with these arguments may read every key by it.
+	ReadsEverything(args [][]byte) bool
 }
 
-// blocking is what a command that may wait asks for.
+// Blocking is what a command that may wait asks for.
 // It is made for each command, and its names are the command's arguments, which stay until the connection has replied.
-type blocking struct {
-	names   [][]byte      // that it waits for
-	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
-	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has
-	// to look at its keys before it waits, whoever does so already, and if it has no line nobody is in its way
-	// afterwards, since it takes nothing.
-	line  string
-	reads bool
-	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
-	one bool
-	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied,
+type Blocking struct {
+	Names   [][]byte      // that it waits for
+	Timeout time.Duration // from the first try on; 0: for ever; NoWait: it does not wait
+	// Line is which of those who wait for a key it is served in turn with: those who take what it takes.
+	Line string
+	// Reads: it has to look at its keys before it waits, whoever does so already. If it has no line nobody is in its
+	// way afterwards, since it takes nothing.
+	Reads bool
+	// A transaction never waits. With One the reply to nothing is one value there, and no array.
+	One bool
+	// Try does it now, if it can, for the first of the given names that has something. It reports whether it replied,
 	// unless the error is its reply. again says that the client has waited: a key of a wrong type is then like none, as
 	// in Redis.
-	try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
+	Try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
 }
 
-// The lines of those who wait for a list and for a sorted set. Readers of a stream have none, or their group's.
-const lineOfLists, lineOfZSets = "list", "sorted set"
+// LineOfLists and LineOfZSets are the lines of those who wait for a list and for a sorted set. Readers of a stream have
+// none, or their group's.
+const LineOfLists, LineOfZSets = "list", "sorted set"
 
-// noWait is the timeout of a command that was not told to wait.
-const noWait = time.Duration(-1)
+// NoWait is the timeout of a command that was not told to wait.
+const NoWait = time.Duration(-1)
 
-// resultError is a reply that takes the place of all others.
+// ResultError is a reply that takes the place of all others.
 // An EXEC, for one, replies it instead of the array. It is in Redis's form, with the class of the error first.
-type resultError string
+type ResultError string
 
-func (e resultError) Error() string { return string(e) }
+func (e ResultError) Error() string { return string(e) }

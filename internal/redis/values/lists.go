@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -24,33 +24,33 @@ const (
 	errIndex       = "ERR index out of range"
 )
 
-func corruptList(name []byte) error { return refusal("ERR kvd: corrupt list '" + clip(name, 64) + "'") }
+func corruptList(name []byte) error { return refusal("ERR kvd: corrupt list '" + Clip(name, 64) + "'") }
 
 // editList is the key's list in a buffer that may be edited, with room for more bytes of elements.
 // more may be negative. A list that has become too long by a lowered limit may still be made shorter.
-func (k *key) editList(name []byte, more int) (b []byte, err error) {
-	n := collection.ListGrown(k.value, more)
-	if limit := min(collection.MaxLen, k.maxValue); more > 0 && n > limit {
-		return nil, refusal("ERR kvd: list '" + clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " +
+func (k *Key) editList(name []byte, more int) (b []byte, err error) {
+	n := collection.ListGrown(k.Value, more)
+	if limit := min(collection.MaxLen, k.MaxValue); more > 0 && n > limit {
+		return nil, refusal("ERR kvd: list '" + Clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " +
 			units.Bytes(limit) + "; nothing was done")
 	}
-	return k.mutable(max(n, len(k.value)))
+	return k.mutable(max(n, len(k.Value)))
 }
 
 // setList makes an edited buffer the key's list; the empty list is no key.
 // The expiry stays, unless the key goes.
-func (k *key) setList(b []byte) {
-	k.own = b
+func (k *Key) setList(b []byte) {
+	k.Own = b
 	if len(b) == 0 {
-		k.delete()
+		k.Delete()
 		return
 	}
-	k.setAs(client.List, b, k.expires)
+	k.SetAs(client.List, b, k.Expires)
 }
 
 // spliceList is collection.ListSplice on the key.
 // from and to are bytes of the list, and n is how many elements lie between them, which elems replace.
-func (k *key) spliceList(name []byte, from, to, n int, elems ...[]byte) error {
+func (k *Key) spliceList(name []byte, from, to, n int, elems ...[]byte) error {
 	b, err := k.splicedList(name, from, to, n, elems...)
 	if err == nil {
 		k.setList(b)
@@ -59,7 +59,7 @@ func (k *key) spliceList(name []byte, from, to, n int, elems ...[]byte) error {
 }
 
 // splicedList is the same without making it the key's.
-func (k *key) splicedList(name []byte, from, to, n int, elems ...[]byte) (b []byte, err error) {
+func (k *Key) splicedList(name []byte, from, to, n int, elems ...[]byte) (b []byte, err error) {
 	// The elements that go make room for those that come.
 	more := from - to
 	for _, e := range elems {
@@ -75,9 +75,9 @@ func (k *key) splicedList(name []byte, from, to, n int, elems ...[]byte) (b []by
 }
 
 // listLen is the length of the key's list, which is there.
-func (k *key) listLen(name []byte) (n int, err error) {
+func (k *Key) listLen(name []byte) (n int, err error) {
 	// A record with an empty list cannot be of a gateway's making, since the last element takes the key with it.
-	if n, err = collection.ListLen(k.value); err != nil || n == 0 {
+	if n, err = collection.ListLen(k.Value); err != nil || n == 0 {
 		return 0, corruptList(name)
 	}
 	return n, nil
@@ -85,9 +85,9 @@ func (k *key) listLen(name []byte) (n int, err error) {
 
 // pushed is splicedList that adds elements to an end of the list, each beyond the one before.
 // LPUSH of several elements leaves the last of them at the head, as in Redis.
-func (k *key) pushed(name []byte, left bool, elems ...[]byte) (b []byte, err error) {
+func (k *Key) pushed(name []byte, left bool, elems ...[]byte) (b []byte, err error) {
 	if !left {
-		return k.splicedList(name, len(k.value), len(k.value), 0, elems...)
+		return k.splicedList(name, len(k.Value), len(k.Value), 0, elems...)
 	}
 	// They are the command's arguments, which a second try needs as they are.
 	elems = slices.Clone(elems)
@@ -97,11 +97,11 @@ func (k *key) pushed(name []byte, left bool, elems ...[]byte) (b []byte, err err
 
 // push is LPUSH, RPUSH and the two that want a list to be there.
 // It replies with the list's new length. A list that is not there is made, unless it has to exist.
-func push(k *key, args [][]byte, w *resp.Writer, left, exists bool) error {
+func push(k *Key, args [][]byte, w *resp.Writer, left, exists bool) error {
 	if err := k.typed(client.List); err != nil {
 		return err
 	}
-	if !k.present && exists {
+	if !k.Present && exists {
 		w.Int(0)
 		return nil
 	}
@@ -114,7 +114,7 @@ func push(k *key, args [][]byte, w *resp.Writer, left, exists bool) error {
 }
 
 // replyLen is the length of a list that has just been changed.
-func (k *key) replyLen(name []byte, w *resp.Writer) error {
+func (k *Key) replyLen(name []byte, w *resp.Writer) error {
 	n, err := k.listLen(name)
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (k *key) replyLen(name []byte, w *resp.Writer) error {
 // pop is LPOP and RPOP.
 // Without a count it replies with one element, and with a count with an array, also of a single one. name is for an
 // error.
-func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) error {
+func pop(k *Key, args [][]byte, w *resp.Writer, name string, left bool) error {
 	count, ok := int64(0), true
 	switch len(args) {
 	case 2:
@@ -138,9 +138,9 @@ func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) error {
 		return refusal("ERR wrong number of arguments for '" + name + "' command")
 	}
 	switch err := k.typed(client.List); {
-	case !k.present && len(args) == 3:
+	case !k.Present && len(args) == 3:
 		w.NullArray()
-	case !k.present:
+	case !k.Present:
 		w.Null()
 	case err != nil:
 		return err
@@ -156,7 +156,7 @@ func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) error {
 
 // popList takes up to count elements from an end of a list that is there and writes them, from that end on; head writes
 // what comes before so many. Behind an error the list is as it was, and nothing is written.
-func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head func(n int)) error {
+func (k *Key) popList(name []byte, left bool, count int64, w *resp.Writer, head func(n int)) error {
 	n, err := k.listLen(name)
 	if err != nil {
 		return err
@@ -166,7 +166,7 @@ func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head 
 	if head != nil {
 		head(take)
 	}
-	off, step := len(k.value), collection.ListPrev
+	off, step := len(k.Value), collection.ListPrev
 	if left {
 		off, step = collection.ListStart, collection.ListNext
 	}
@@ -174,7 +174,7 @@ func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head 
 	for range take {
 		var e []byte
 		var err error
-		if e, off, err = step(k.value, off); err != nil {
+		if e, off, err = step(k.Value, off); err != nil {
 			w.Truncate(at)
 			return corruptList(name)
 		}
@@ -188,7 +188,7 @@ func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head 
 }
 
 // cmdLLen reads nothing but the head.
-func cmdLLen(k *key, args [][]byte, w *resp.Writer) error {
+func cmdLLen(k *Key, args [][]byte, w *resp.Writer) error {
 	if has, err := k.hasOrZero(client.List, w); !has {
 		return err
 	}
@@ -198,7 +198,7 @@ func cmdLLen(k *key, args [][]byte, w *resp.Writer) error {
 // elementAt is where the element of an index as in Redis, negative from the end, begins; off is negative if there is
 // none.
 // The list must be there and of the type. It walks from the nearer end, so the middle costs most.
-func (k *key) elementAt(name []byte, index int64) (off int, err error) {
+func (k *Key) elementAt(name []byte, index int64) (off int, err error) {
 	n, err := k.listLen(name)
 	if err != nil {
 		return 0, err
@@ -209,7 +209,7 @@ func (k *key) elementAt(name []byte, index int64) (off int, err error) {
 	if index < 0 || index >= int64(n) {
 		return -1, nil
 	}
-	if off, err = collection.ListSeek(k.value, int(index)); err != nil {
+	if off, err = collection.ListSeek(k.Value, int(index)); err != nil {
 		return 0, corruptList(name)
 	}
 	return off, nil
@@ -217,8 +217,8 @@ func (k *key) elementAt(name []byte, index int64) (off int, err error) {
 
 // cmdLIndex replies null for an index beyond the list. That the index is a number is looked at behind the key, as in
 // Redis.
-func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.present {
+func cmdLIndex(k *Key, args [][]byte, w *resp.Writer) error {
+	if !k.Present {
 		w.Null()
 		return nil
 	}
@@ -227,7 +227,7 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	off, err := k.elementAt(args[1], index)
 	switch {
@@ -237,7 +237,7 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 		w.Null()
 		return nil
 	}
-	e, _, err := collection.ListNext(k.value, off)
+	e, _, err := collection.ListNext(k.Value, off)
 	if err != nil {
 		return corruptList(args[1])
 	}
@@ -246,8 +246,8 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdLSet never makes a list, and refuses an index beyond it.
-func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.present {
+func cmdLSet(k *Key, args [][]byte, w *resp.Writer) error {
+	if !k.Present {
 		return errNoKey
 	}
 	if err := k.typed(client.List); err != nil {
@@ -255,7 +255,7 @@ func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	index, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	off, err := k.elementAt(args[1], index)
 	switch {
@@ -264,7 +264,7 @@ func cmdLSet(k *key, args [][]byte, w *resp.Writer) error {
 	case off < 0:
 		return refusal(errIndex)
 	}
-	_, next, err := collection.ListNext(k.value, off)
+	_, next, err := collection.ListNext(k.Value, off)
 	if err != nil {
 		return corruptList(args[1])
 	}
@@ -292,18 +292,18 @@ func listRange(start, stop int64, n int) (from, to int) {
 
 // rangeArgs are those of LRANGE and LTRIM.
 func rangeArgs(args [][]byte) (start, stop int64, err error) {
-	p := optionsOf(args[2:4])
+	p := OptionsOf(args[2:4])
 	start, stop = p.Int(), p.Int()
 	return start, stop, p.Err()
 }
 
-// cmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
-func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
+// CmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
+func CmdLRange(k *Key, args [][]byte, w *resp.Writer) error {
 	start, stop, err := rangeArgs(args)
 	if err != nil {
 		return err
 	}
-	if !k.present {
+	if !k.Present {
 		w.Array(0)
 		return nil
 	}
@@ -315,12 +315,12 @@ func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	from, to := listRange(start, stop, n)
-	off, err := collection.ListSeek(k.value, from)
+	off, err := collection.ListSeek(k.Value, from)
 	at := w.Len()
 	w.Array(to - from)
 	for i := from; i < to && err == nil; i++ {
 		var e []byte
-		if e, off, err = collection.ListNext(k.value, off); err == nil {
+		if e, off, err = collection.ListNext(k.Value, off); err == nil {
 			w.Bulk(e)
 		}
 	}
@@ -332,12 +332,12 @@ func cmdLRange(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdLTrim writes nothing if all of the list stays.
-func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
+func cmdLTrim(k *Key, args [][]byte, w *resp.Writer) error {
 	start, stop, err := rangeArgs(args)
 	if err != nil {
 		return err
 	}
-	if !k.present {
+	if !k.Present {
 		w.OK()
 		return nil
 	}
@@ -352,14 +352,14 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 	switch {
 	case to-from == n:
 	case from == to:
-		k.delete()
+		k.Delete()
 	default:
-		head, err1 := collection.ListSeek(k.value, from)
-		tail, err2 := collection.ListSeek(k.value, to)
+		head, err1 := collection.ListSeek(k.Value, from)
+		tail, err2 := collection.ListSeek(k.Value, to)
 		if errors.Join(err1, err2) != nil {
 			return corruptList(args[1])
 		}
-		b, err := k.mutable(len(k.value))
+		b, err := k.mutable(len(k.Value))
 		if err != nil {
 			return err
 		}
@@ -377,8 +377,8 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdLInsert looks for the pivot from the head on.
 // It replies with the new length, 0 if there is no list, and -1 if there is no pivot.
-func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
-	p := optionsOf(args[2:3])
+func cmdLInsert(k *Key, args [][]byte, w *resp.Writer) error {
+	p := OptionsOf(args[2:3])
 	after := p.Choice("before", "after") == 1
 	if err := p.End(); err != nil {
 		return err
@@ -392,7 +392,7 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	off := collection.ListStart
 	for range n {
-		e, next, err := collection.ListNext(k.value, off)
+		e, next, err := collection.ListNext(k.Value, off)
 		if err != nil {
 			return corruptList(args[1])
 		}
@@ -413,10 +413,10 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdLRem removes the first equal elements, or the last ones for a negative count, or all for 0. It writes only if
 // there are some.
-func cmdLRem(k *key, args [][]byte, w *resp.Writer) error {
+func cmdLRem(k *Key, args [][]byte, w *resp.Writer) error {
 	limit, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	if has, err := k.hasOrZero(client.List, w); !has {
 		return err
@@ -443,7 +443,7 @@ type posArgs struct{ rank, count, most int64 }
 // parsePos reads them.
 func parsePos(opts [][]byte) (a posArgs, err error) {
 	a = posArgs{rank: 1, count: -1}
-	p := optionsOf(opts)
+	p := OptionsOf(opts)
 	positive := func(name string) int64 {
 		n, ok := resp.ParseInt(p.Str())
 		if !ok || n < 0 {
@@ -470,12 +470,12 @@ func parsePos(opts [][]byte) (a posArgs, err error) {
 }
 
 // cmdLPos walks from the end that RANK says. It collects the matches first, since their number comes before them.
-func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
+func cmdLPos(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parsePos(args[3:])
 	if err != nil {
 		return err
 	}
-	if !k.present {
+	if !k.Present {
 		replyPositions(a, nil, w)
 		return nil
 	}
@@ -488,7 +488,7 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	off, step := collection.ListStart, collection.ListNext
 	if a.rank < 0 {
-		off, step = len(k.value), collection.ListPrev
+		off, step = len(k.Value), collection.ListPrev
 	}
 	skip := max(a.rank, -a.rank) - 1
 	if a.rank == math.MinInt64 { // which Redis's arithmetic makes the first match, and no limit
@@ -498,7 +498,7 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) error {
 	for i := 0; i < n && (a.most == 0 || int64(i) < a.most); i++ {
 		var e []byte
 		var err error
-		if e, off, err = step(k.value, off); err != nil {
+		if e, off, err = step(k.Value, off); err != nil {
 			return corruptList(args[1])
 		}
 		if !bytes.Equal(e, args[2]) {

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -13,50 +13,50 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// key is one key's state while the commands of a unit run on it, one after the
+// Key is one key's state while the commands of a unit run on it, one after the
 // other.
-// It is loaded for each try, a unit's by unit.load and a staged one's by takeRead. Commands change it by set, delete
-// and the like, never the store; nothing of it is shared between goroutines.
-type key struct {
-	now      int64 // Unix ms, the same for all of them
-	maxValue int   // bytes, Options.MaxValueBytes
-	limits   *encodingLimits
+// It is filled in for each try. Commands change it by methods, and never the store; nothing of
+// it is shared between goroutines.
+type Key struct {
+	Now      int64 // Unix ms, the same for all of them
+	MaxValue int   // bytes, Options.MaxValueBytes
+	Limits   *EncodingLimits
 
-	present bool        // if not, the four below are zero
-	value   []byte      // not to be written to, unless mutable made it
-	expires int64       // Unix ms; 0: never
-	flags   uint32      // memcached's; SET and its like make them 0
-	typ     client.Type // of value; Plain if it is not present
-	changed bool        // by a command; there is something to write
-	// Of a long value a command with a part has that part alone: value begins at from of whole bytes. Else whole is 0.
-	from, whole int
+	Present bool        // if not, the four below are zero
+	Value   []byte      // not to be written to, unless mutable made it
+	Expires int64       // Unix ms; 0: never
+	Flags   uint32      // memcached's; SET and its like make them 0
+	Type    client.Type // of value; Plain if it is not present
+	Changed bool        // by a command; there is something to write
+	// A command with a part has that part of a long value alone: Value begins at From of Whole bytes. Else Whole is 0.
+	From, Whole int
 
-	own   []byte // what mutable uses; kept from unit to unit
-	count int64  // what a command that sums over its keys adds
-	also  string // the event of a stream that a command's change of it has beside its own, if any
-	// room is how long a value mutable may make; want is how long the one is that it did not.
-	room, want int
+	Own   []byte // what mutable uses; kept from unit to unit
+	Count int64  // what a command that sums over its keys adds
+	Also  string // the event of a stream that a command's change of it has beside its own, if any
+	// Room is how long a value mutable may make; Want is how long the one is that it did not.
+	Room, Want int
 }
 
-// errRoom: the command needs memory that has to be taken first; nothing was done.
-var errRoom = errors.New("no room")
+// ErrRoom says that the command needs memory that has to be taken first; nothing was done.
+var ErrRoom = errors.New("no room")
 
-// unread stands for whatever type a value has that was not read, since the command takes plain ones only.
-const unread client.Type = 255
+// Unread stands for whatever type a value has that was not read, since the command takes plain ones only.
+const Unread client.Type = 255
 
 // typed is nil if a command on values of a type can go on: there is no value, or one of the type. Redis looks at the
 // type most often behind the arguments, and before anything depends on the value.
-func (k *key) typed(t client.Type) error {
-	if k.present && k.typ != t {
-		return errWrongType
+func (k *Key) typed(t client.Type) error {
+	if k.Present && k.Type != t {
+		return ErrWrongType
 	}
 	return nil
 }
 
 // hasOrZero reports whether there is a value of a type. If there is none it replied 0. Redis has such commands look
 // whether there is a key before they look at its type.
-func (k *key) hasOrZero(t client.Type, w *resp.Writer) (has bool, err error) {
-	if !k.present {
+func (k *Key) hasOrZero(t client.Type, w *resp.Writer) (has bool, err error) {
+	if !k.Present {
 		w.Int(0)
 		return false, nil
 	}
@@ -64,85 +64,86 @@ func (k *key) hasOrZero(t client.Type, w *resp.Writer) (has bool, err error) {
 	return err == nil, err
 }
 
-func (k *key) setAs(t client.Type, value []byte, expires int64) {
-	k.typ = t
+// SetAs is set for a value of a type.
+func (k *Key) SetAs(t client.Type, value []byte, expires int64) {
+	k.Type = t
 	k.set(value, expires)
 }
 
 // set makes value the key's, of the type that the key has. It may be the command's argument or k.own: nobody writes to
 // it before the unit has ended. A time that has passed deletes, as in Redis.
-func (k *key) set(value []byte, expires int64) {
-	k.value, k.expires, k.present, k.changed = value, expires, true, true
-	if expires != 0 && expires <= k.now {
-		k.delete()
+func (k *Key) set(value []byte, expires int64) {
+	k.Value, k.Expires, k.Present, k.Changed = value, expires, true, true
+	if expires != 0 && expires <= k.Now {
+		k.Delete()
 	}
 }
 
-// delete leaves the state of a key that does not exist, for the unit's further commands.
-func (k *key) delete() {
-	k.present, k.value, k.expires, k.flags, k.typ, k.changed = false, nil, 0, 0, client.Plain, true
+// Delete leaves the state of a key that does not exist, for the unit's further commands.
+func (k *Key) Delete() {
+	k.Present, k.Value, k.Expires, k.Flags, k.Type, k.Changed = false, nil, 0, 0, client.Plain, true
 }
 
 // mutable is the value in a buffer that may be written to, with room for n bytes. The error is errRoom, and the command
 // is to be given up, if that needs memory that has to be taken first. n is the length that the value is going to have
 // at most, in bytes. The copy is what makes a command safe to run again.
-func (k *key) mutable(n int) (b []byte, err error) {
-	if n > k.room {
-		k.want = n
-		return nil, errRoom
+func (k *Key) mutable(n int) (b []byte, err error) {
+	if n > k.Room {
+		k.Want = n
+		return nil, ErrRoom
 	}
-	if cap(k.own) < n {
-		b := make([]byte, len(k.value), max(n, 2*cap(k.own)))
-		copy(b, k.value)
-		k.own = b
+	if cap(k.Own) < n {
+		b := make([]byte, len(k.Value), max(n, 2*cap(k.Own)))
+		copy(b, k.Value)
+		k.Own = b
 		return b, nil
 	}
-	k.own = append(k.own[:0], k.value...)
-	return k.own, nil
+	k.Own = append(k.Own[:0], k.Value...)
+	return k.Own, nil
 }
 
 // setInt stores n and keeps expiry and flags.
 // The digits are in own, which is as good as any argument until the unit ends.
-func (k *key) setInt(n int64) {
-	k.own = strconv.AppendInt(k.own[:0], n, 10)
-	k.set(k.own, k.expires)
+func (k *Key) setInt(n int64) {
+	k.Own = strconv.AppendInt(k.Own[:0], n, 10)
+	k.set(k.Own, k.Expires)
 }
 
 const (
 	// The texts are Redis's, since clients look for them.
-	errSyntax            = args.Syntax
-	errWrongType refusal = "WRONGTYPE Operation against a key holding the wrong kind of value"
-	errNotInt            = args.NotInt
-	errNotFloat          = args.NotFloat
+	ErrSyntax            = args.Syntax
+	ErrWrongType refusal = "WRONGTYPE Operation against a key holding the wrong kind of value"
+	ErrNotInt            = args.NotInt
+	ErrNotFloat          = args.NotFloat
 	errNoKey     refusal = "ERR no such key"
-	// errSameObject: COPY and MOVE of a key to itself.
-	errSameObject refusal = "ERR source and destination objects are the same"
+	// ErrSameObject: COPY and MOVE of a key to itself.
+	ErrSameObject refusal = "ERR source and destination objects are the same"
 	errTooLong    refusal = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
 	errOffset     refusal = "ERR offset is out of range"
 	errOverflow   refusal = "ERR increment or decrement would overflow"
 	errNotFinite  refusal = "ERR increment would produce NaN or Infinity"
 )
 
-// fold compares with a lower-case word.
-func fold(b []byte, word string) bool { return args.Is(b, word) }
+// Fold compares with a lower-case word.
+func Fold(b []byte, word string) bool { return args.Is(b, word) }
 
 // refusal is what a command says that is not performed, in Redis's words.
 type refusal = args.Refusal
 
-// optionsOf reads arguments.
-func optionsOf(list [][]byte) args.Parser { return args.New(list) }
+// OptionsOf reads arguments.
+func OptionsOf(list [][]byte) args.Parser { return args.New(list) }
 
-// writeRefusal replies with what a command was refused for, if it was. A refusal for want of room has no reply yet.
-func writeRefusal(w *resp.Writer, err error) {
-	if err != nil && err != errRoom {
+// WriteRefusal replies with what a command was refused for, if it was. A refusal for want of room has no reply yet.
+func WriteRefusal(w *resp.Writer, err error) {
+	if err != nil && err != ErrRoom {
 		w.Error(err.Error())
 	}
 }
 
-// setArgs are the options of SET and GETEX.
-type setArgs struct {
-	nx, xx, get, keepTTL, persist bool
-	expires                       int64 // Unix ms; 0: none given
+// SetArgs are the options of SET and GETEX.
+type SetArgs struct {
+	NX, XX, Get, KeepTTL, persist bool
+	Expires                       int64 // Unix ms; 0: none given
 }
 
 // expiryUnits are the options that give an expiry.
@@ -163,28 +164,27 @@ func expiryUnit(p *args.Parser, unit *int) bool {
 	return false
 }
 
-// parseSet reads options.
-// SET and GETEX differ in what they allow, and Redis has a reply for each mistake: the order in
-// which the cases are looked at is that of its parser (parseExtendedStringArgumentsOrReply in
-// t_string.c).
+// ParseSet reads options.
+// SET and GETEX differ in what they allow, and Redis has a reply for each mistake. The order of the cases is that of
+// its parser (parseExtendedStringArgumentsOrReply in t_string.c).
 // name is for the error reply. A unit of time may be given several times, in Redis, too, and the last number counts.
-func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, err error) {
+func ParseSet(name string, opts [][]byte, now int64, getex bool) (a SetArgs, err error) {
 	var num []byte
 	unit := -1
-	p := optionsOf(opts)
+	p := OptionsOf(opts)
 	for p.More() {
 		switch {
-		case !getex && !a.xx && p.Flag("nx"):
-			a.nx = true
-		case !getex && !a.nx && p.Flag("xx"):
-			a.xx = true
+		case !getex && !a.XX && p.Flag("nx"):
+			a.NX = true
+		case !getex && !a.NX && p.Flag("xx"):
+			a.XX = true
 		case !getex && p.Flag("get"):
-			a.get = true
+			a.Get = true
 		case !getex && unit < 0 && p.Flag("keepttl"):
-			a.keepTTL = true
+			a.KeepTTL = true
 		case getex && unit < 0 && p.Flag("persist"):
 			a.persist = true
-		case !a.keepTTL && !a.persist && expiryUnit(&p, &unit):
+		case !a.KeepTTL && !a.persist && expiryUnit(&p, &unit):
 			num = p.Str()
 		default:
 			p.Wrong()
@@ -193,17 +193,17 @@ func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, err
 	if err = p.End(); err != nil || unit < 0 {
 		return a, err
 	}
-	a.expires, err = expireAt(name, num, expiryUnits[unit].seconds, expiryUnits[unit].absolute, now)
+	a.Expires, err = ExpireAt(name, num, expiryUnits[unit].seconds, expiryUnits[unit].absolute, now)
 	return a, err
 }
 
-// expireAt is the time in Unix ms that num, which must be positive, asks for.
+// ExpireAt is the time in Unix ms that num, which must be positive, asks for.
 // It refuses what does not fit an int64 of milliseconds rather than wrapping around to a time
 // that has passed, which would delete the key.
-func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at int64, err error) {
+func ExpireAt(name string, num []byte, seconds, absolute bool, now int64) (at int64, err error) {
 	at, ok := resp.ParseInt(num)
 	if !ok {
-		return 0, errNotInt
+		return 0, ErrNotInt
 	}
 	if at <= 0 || seconds && at > math.MaxInt64/1000 {
 		return 0, badExpire(name)
@@ -228,16 +228,16 @@ func badExpire(name string) refusal {
 // bulkOrNull is the reply of a command that returns the value as it is at the moment, before or
 // after the change.
 // The value is copied to w, so that it may change afterwards.
-func bulkOrNull(k *key, w *resp.Writer) {
-	if k.present {
-		w.Bulk(k.value)
+func bulkOrNull(k *Key, w *resp.Writer) {
+	if k.Present {
+		w.Bulk(k.Value)
 	} else {
 		w.Null()
 	}
 }
 
-// bit is how a reply, or a count, says yes.
-func bit(b bool) int64 {
+// Bit is how a reply, or a count, says yes.
+func Bit(b bool) int64 {
 	if b {
 		return 1
 	}
@@ -246,7 +246,7 @@ func bit(b bool) int64 {
 
 // cmdGet, like every keyFunc, sees a key and not a store: whether it is performed by itself, in
 // a batch, in a turn of a loop or in a transaction is the batch's affair.
-func cmdGet(k *key, _ [][]byte, w *resp.Writer) error {
+func cmdGet(k *Key, _ [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
@@ -255,8 +255,8 @@ func cmdGet(k *key, _ [][]byte, w *resp.Writer) error {
 }
 
 // cmdMGet is one key of MGET, which has nothing to say of collections.
-func cmdMGet(k *key, _ [][]byte, w *resp.Writer) error {
-	if k.typ != client.Plain {
+func cmdMGet(k *Key, _ [][]byte, w *resp.Writer) error {
+	if k.Type != client.Plain {
 		w.Null()
 		return nil
 	}
@@ -267,82 +267,82 @@ func cmdMGet(k *key, _ [][]byte, w *resp.Writer) error {
 // cmdSet is SET with all its options. The batch performs most of them without this function, as
 // a put (see batch.admitOne); it is for those whose reply or effect depends on what was there,
 // and for several commands on one key.
-func cmdSet(k *key, args [][]byte, w *resp.Writer) error {
-	a, err := parseSet("set", args[3:], k.now, false)
+func cmdSet(k *Key, args [][]byte, w *resp.Writer) error {
+	a, err := ParseSet("set", args[3:], k.Now, false)
 	if err != nil {
 		return err
 	}
-	if a.get {
+	if a.Get {
 		if err := k.typed(client.Plain); err != nil {
 			return err
 		}
 		bulkOrNull(k, w)
 	}
-	if a.nx && k.present || a.xx && !k.present {
-		if !a.get {
+	if a.NX && k.Present || a.XX && !k.Present {
+		if !a.Get {
 			w.Null()
 		}
 		return nil
 	}
-	at := a.expires
-	if a.keepTTL {
-		at = k.expires
+	at := a.Expires
+	if a.KeepTTL {
+		at = k.Expires
 	}
-	k.flags = 0
-	k.setAs(client.Plain, args[2], at)
-	if !a.get {
+	k.Flags = 0
+	k.SetAs(client.Plain, args[2], at)
+	if !a.Get {
 		w.OK()
 	}
 	return nil
 }
 
 // cmdSetNX replies first, since set changes what the reply depends on.
-func cmdSetNX(k *key, args [][]byte, w *resp.Writer) error {
-	w.Int(bit(!k.present))
-	if !k.present {
+func cmdSetNX(k *Key, args [][]byte, w *resp.Writer) error {
+	w.Int(Bit(!k.Present))
+	if !k.Present {
 		k.set(args[2], 0)
 	}
 	return nil
 }
 
-func cmdSetEX(k *key, args [][]byte, w *resp.Writer) error { return setFor(k, args, w, "setex", true) }
+func cmdSetEX(k *Key, args [][]byte, w *resp.Writer) error { return setFor(k, args, w, "setex", true) }
 
-func cmdPSetEX(k *key, args [][]byte, w *resp.Writer) error {
+func cmdPSetEX(k *Key, args [][]byte, w *resp.Writer) error {
 	return setFor(k, args, w, "psetex", false)
 }
 
 // setFor is SETEX and PSETEX. Unlike SET they refuse a time of 0 or less, so neither ever
 // deletes.
-func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) error {
-	at, err := expireAt(name, args[2], seconds, false, k.now)
+func setFor(k *Key, args [][]byte, w *resp.Writer, name string, seconds bool) error {
+	at, err := ExpireAt(name, args[2], seconds, false, k.Now)
 	if err != nil {
 		return err
 	}
-	k.flags = 0
-	k.setAs(client.Plain, args[3], at)
+	k.Flags = 0
+	k.SetAs(client.Plain, args[3], at)
 	w.OK()
 	return nil
 }
 
 // cmdGetSet forgets the expiry, as SET does.
-func cmdGetSet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGetSet(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
 	bulkOrNull(k, w)
-	k.flags = 0
-	k.setAs(client.Plain, args[2], 0)
+	k.Flags = 0
+	k.SetAs(client.Plain, args[2], 0)
 	return nil
 }
 
 // cmdGetDel of a key that does not exist changes nothing, so that the store is not written to.
-func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) error {
+func cmdGetDel(k *Key, _ [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
 	bulkOrNull(k, w)
-	if k.present {
-		k.delete()
+	if k.Present {
+		k.Delete()
 	}
 	return nil
 }
@@ -350,10 +350,10 @@ func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) error {
 // cmdGetEX looks at the options first, but says what is wrong with a time only if there is a
 // key: Redis does it in this order. Without an option that changes the expiry it is a read, and
 // nothing is written.
-func cmdGetEX(k *key, args [][]byte, w *resp.Writer) error {
-	a, err := parseSet("getex", args[2:], k.now, true)
-	if err != errSyntax {
-		if !k.present {
+func cmdGetEX(k *Key, args [][]byte, w *resp.Writer) error {
+	a, err := ParseSet("getex", args[2:], k.Now, true)
+	if err != ErrSyntax {
+		if !k.Present {
 			w.Null()
 			return nil
 		}
@@ -365,37 +365,37 @@ func cmdGetEX(k *key, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	bulkOrNull(k, w)
-	if k.present && (a.persist && k.expires != 0 || a.expires != 0) {
-		k.set(k.value, a.expires)
+	if k.Present && (a.persist && k.Expires != 0 || a.Expires != 0) {
+		k.set(k.Value, a.Expires)
 	}
 	return nil
 }
 
 // cmdAppend may run again on a newer value, so it must not append to the same buffer twice:
 // mutable begins with the value as it is now.
-func cmdAppend(k *key, args [][]byte, w *resp.Writer) error {
+func cmdAppend(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	n := len(k.value) + len(args[2])
-	if n > k.maxValue {
+	n := len(k.Value) + len(args[2])
+	if n > k.MaxValue {
 		return errTooLong
 	}
 	b, err := k.mutable(n)
 	if err != nil {
 		return err
 	}
-	k.own = append(b, args[2]...)
-	k.set(k.own, k.expires)
+	k.Own = append(b, args[2]...)
+	k.set(k.Own, k.Expires)
 	w.Int(int64(n))
 	return nil
 }
 
 // length is the whole value's, bytes.
-func (k *key) length() int { return max(k.whole, len(k.value)) }
+func (k *Key) length() int { return max(k.Whole, len(k.Value)) }
 
 // cmdStrlen is 0 for a key that is not there, and counts bytes.
-func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) error {
+func cmdStrlen(k *Key, _ [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
@@ -403,22 +403,22 @@ func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-// lengthPart is what STRLEN and TYPE need of a value, and EXISTS of one that is not known yet: none of its bytes.
-func lengthPart([][]byte, int) (from, to int) { return 0, 0 }
+// LengthPart is what STRLEN and TYPE need of a value, and EXISTS of one that is not known yet: none of its bytes.
+func LengthPart([][]byte, int) (from, to int) { return 0, 0 }
 
-// rangePart is what GETRANGE needs of a value of n bytes.
-func rangePart(args [][]byte, n int) (from, to int) {
+// RangePart is what GETRANGE needs of a value of n bytes.
+func RangePart(args [][]byte, n int) (from, to int) {
 	start, ok1 := resp.ParseInt(args[2])
 	end, ok2 := resp.ParseInt(args[3])
 	if !ok1 || !ok2 {
 		return 0, 0
 	}
-	return byteRange(start, end, n)
+	return ByteRange(start, end, n)
 }
 
-// byteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from
+// ByteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from
 // the end.
-func byteRange(start, end int64, n int) (from, to int) {
+func ByteRange(start, end int64, n int) (from, to int) {
 	if start < 0 && end < 0 && start > end {
 		return 0, 0
 	}
@@ -437,31 +437,31 @@ func byteRange(start, end int64, n int) (from, to int) {
 
 // cmdGetRange counts from the end if a number is negative. The reply to a range that is empty,
 // or of a key that does not exist, is the empty string and not null.
-func cmdGetRange(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGetRange(k *Key, args [][]byte, w *resp.Writer) error {
 	start, ok1 := resp.ParseInt(args[2])
 	end, ok2 := resp.ParseInt(args[3])
 	if !ok1 || !ok2 {
-		return errNotInt
+		return ErrNotInt
 	}
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	from, to := byteRange(start, end, k.length())
+	from, to := ByteRange(start, end, k.length())
 	if from == to {
 		w.Bulk(nil)
 		return nil
 	}
-	w.Bulk(k.value[from-k.from : to-k.from])
+	w.Bulk(k.Value[from-k.From : to-k.From])
 	return nil
 }
 
 // cmdSetRange fills a gap before the offset with zeros. The limit is checked before the value is
 // made longer, since the offset is the client's and could ask for gigabytes.
-func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSetRange(k *Key, args [][]byte, w *resp.Writer) error {
 	off, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		return errNotInt
+		return ErrNotInt
 	case off < 0:
 		return errOffset
 	}
@@ -470,14 +470,14 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	switch {
 	case len(args[3]) == 0:
-		w.Int(int64(len(k.value)))
+		w.Int(int64(len(k.Value)))
 		return nil
-	case off > int64(k.maxValue) || int(off)+len(args[3]) > k.maxValue:
+	case off > int64(k.MaxValue) || int(off)+len(args[3]) > k.MaxValue:
 		return errTooLong
 	}
 	at := int(off)
-	n := max(len(k.value), at+len(args[3]))
-	had := len(k.value)
+	n := max(len(k.Value), at+len(args[3]))
+	had := len(k.Value)
 	b, err := k.mutable(n)
 	if err != nil {
 		return err
@@ -487,32 +487,32 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) error {
 		clear(b[had:at])
 	}
 	copy(b[at:], args[3])
-	k.own = b
-	k.set(b, k.expires)
+	k.Own = b
+	k.set(b, k.Expires)
 	w.Int(int64(n))
 	return nil
 }
 
 // cmdIncr and its like are updates, of which the store tries again until nobody else has written in between: no
 // increment is ever lost, whichever gateways they come by. All of a batch on one key are one update.
-func cmdIncr(k *key, _ [][]byte, w *resp.Writer) error { return incr(k, 1, w) }
-func cmdDecr(k *key, _ [][]byte, w *resp.Writer) error { return incr(k, -1, w) }
+func cmdIncr(k *Key, _ [][]byte, w *resp.Writer) error { return incr(k, 1, w) }
+func cmdDecr(k *Key, _ [][]byte, w *resp.Writer) error { return incr(k, -1, w) }
 
 // cmdIncrBy parses as strictly as Redis: " 1", "+1" and "01" are no integers.
-func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) error {
+func cmdIncrBy(k *Key, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	return incr(k, n, w)
 }
 
 // cmdDecrBy adds the negative number, which the least int64 does not have.
-func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) error {
+func cmdDecrBy(k *Key, args [][]byte, w *resp.Writer) error {
 	n, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		return errNotInt
+		return ErrNotInt
 	case n == math.MinInt64:
 		return refusal("ERR decrement would overflow")
 	default:
@@ -522,15 +522,15 @@ func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) error {
 
 // incr adds to an integer, 0 if there is no key. Expiry and flags stay; what would overflow
 // changes nothing.
-func incr(k *key, by int64, w *resp.Writer) error {
+func incr(k *Key, by int64, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
 	old := int64(0)
-	if k.present {
+	if k.Present {
 		var ok bool
-		if old, ok = resp.ParseInt(k.value); !ok {
-			return errNotInt
+		if old, ok = resp.ParseInt(k.Value); !ok {
+			return ErrNotInt
 		}
 	}
 	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
@@ -554,30 +554,30 @@ func parseLongDouble(b []byte) (*big.Float, bool) {
 	return f, used == len(b) && inRange
 }
 
-// cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
+// CmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
 // that both have counted up is the same text.
-func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
+func CmdIncrByFloat(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
 	old := new(big.Float).SetPrec(number.LongDoubleBits)
-	if k.present {
+	if k.Present {
 		var ok bool
-		if old, ok = parseLongDouble(k.value); !ok {
-			return errNotFloat
+		if old, ok = parseLongDouble(k.Value); !ok {
+			return ErrNotFloat
 		}
 	}
 	by, ok := parseLongDouble(args[2])
 	if !ok {
-		return errNotFloat
+		return ErrNotFloat
 	}
-	digits, ok := appendSum(k.own[:0], old, by)
+	digits, ok := appendSum(k.Own[:0], old, by)
 	if !ok {
 		return errNotFinite
 	}
-	k.own = digits
-	k.set(k.own, k.expires)
-	w.Bulk(k.own)
+	k.Own = digits
+	k.set(k.Own, k.Expires)
+	w.Bulk(k.Own)
 	return nil
 }
 
@@ -602,25 +602,25 @@ func appendSum(dst []byte, a, b *big.Float) (_ []byte, ok bool) {
 
 // cmdExists counts a key as often as it is named, as Redis does: each mention is an entry of its
 // own.
-func cmdExists(k *key, _ [][]byte, _ *resp.Writer) error { k.count = bit(k.present); return nil }
+func cmdExists(k *Key, _ [][]byte, _ *resp.Writer) error { k.Count = Bit(k.Present); return nil }
 
 // cmdDel counts and deletes; of two mentions of one key the second finds it gone.
-func cmdDel(k *key, _ [][]byte, _ *resp.Writer) error {
-	if k.count = bit(k.present); k.present {
-		k.delete()
+func cmdDel(k *Key, _ [][]byte, _ *resp.Writer) error {
+	if k.Count = Bit(k.Present); k.Present {
+		k.Delete()
 	}
 	return nil
 }
 
 // cmdMSet is one key of MSET: its share of the arguments is the name and the value.
-func cmdMSet(k *key, args [][]byte, _ *resp.Writer) error {
-	k.flags = 0
-	k.setAs(client.Plain, args[1], 0)
+func cmdMSet(k *Key, args [][]byte, _ *resp.Writer) error {
+	k.Flags = 0
+	k.SetAs(client.Plain, args[1], 0)
 	return nil
 }
 
-// clip is what Redis prints of b with "%.*s": n bytes at most, none from NUL on.
-func clip(b []byte, n int) string {
+// Clip is what Redis prints of b with "%.*s": n bytes at most, none from NUL on.
+func Clip(b []byte, n int) string {
 	b = b[:min(len(b), max(n, 0))]
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
@@ -628,6 +628,6 @@ func clip(b []byte, n int) string {
 	return string(b)
 }
 
-// leavesCollection reports whether a key has been changed to something that somebody may wait for.
+// LeavesCollection reports whether a key has been changed to something that somebody may wait for.
 // Plain values are nothing to wait for: no blocking command takes one.
-func (k *key) leavesCollection() bool { return k.changed && k.present && k.typ != client.Plain }
+func (k *Key) LeavesCollection() bool { return k.Changed && k.Present && k.Type != client.Plain }

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -30,11 +30,11 @@ const (
 
 // readStream is the key's stream, empty if there is none.
 // The stream refers to the value. Its entries are checked as they are read, so each reading may find damage.
-func (k *key) readStream(name []byte) (s *collection.Stream, err error) {
+func (k *Key) readStream(name []byte) (s *collection.Stream, err error) {
 	if err := k.typed(client.Stream); err != nil {
 		return nil, err
 	}
-	return parsedStream(k.value, name)
+	return parsedStream(k.Value, name)
 }
 
 // parsedStream is the stream in b.
@@ -52,7 +52,7 @@ func streamError(err error, name []byte) error {
 }
 
 // editStream is the key's stream in bytes that may be edited, with room for grow bytes more.
-func (k *key) editStream(name []byte, grow int) (s *collection.Stream, err error) {
+func (k *Key) editStream(name []byte, grow int) (s *collection.Stream, err error) {
 	b, err := k.editable(grow)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (k *key) editStream(name []byte, grow int) (s *collection.Stream, err error
 // setStream makes an edited stream the key's, unless it is too long.
 // groups says that they may have been changed, and are encoded anew. A stream without entries stays a key, unlike other
 // collections.
-func (k *key) setStream(s *collection.Stream, groups bool, name []byte) error {
+func (k *Key) setStream(s *collection.Stream, groups bool, name []byte) error {
 	return k.setEdited(client.Stream, s.Bytes(groups), name)
 }
 
@@ -206,7 +206,7 @@ type trimArgs struct {
 // The error replies are Redis's, and its order of checks.
 func parseTrim(args [][]byte, add bool) (a trimArgs, err error) {
 	limited := false
-	p := optionsOf(args[2:])
+	p := OptionsOf(args[2:])
 	for done := false; p.More() && !done; {
 		switch {
 		case add && p.Flag("*"):
@@ -276,7 +276,7 @@ func (a *trimArgs) parseBound(p *args.Parser, byID bool) {
 
 // cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind
 // the last. The trimming is a part of the same write.
-func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXAdd(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseTrim(args, true)
 	switch {
 	case err != nil:
@@ -289,7 +289,7 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Stream); err != nil {
 		return err
 	}
-	if !k.present && a.noMake {
+	if !k.Present && a.noMake {
 		w.Null()
 		return nil
 	}
@@ -300,7 +300,7 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 	if s.Last == collection.MaxStreamID {
 		return refusal("ERR The stream has exhausted the last possible ID, unable to add more items")
 	}
-	id := a.nextID(s.Last, k.now)
+	id := a.nextID(s.Last, k.Now)
 	if id.Compare(s.Last) <= 0 {
 		return refusal("ERR The ID specified in XADD is equal or smaller than the target stream top item")
 	}
@@ -316,7 +316,7 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	if gone > 0 {
-		k.also = "xtrim"
+		k.Also = "xtrim"
 	}
 	writeID(w, id)
 	return nil
@@ -341,7 +341,7 @@ func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.Stream
 }
 
 // cmdXLen reads the number of entries, which the encoding has.
-func cmdXLen(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXLen(k *Key, args [][]byte, w *resp.Writer) error {
 	s, err := k.readStream(args[1])
 	if err != nil {
 		return err
@@ -352,7 +352,7 @@ func cmdXLen(k *key, args [][]byte, w *resp.Writer) error {
 
 // xrange is XRANGE and XREVRANGE. It walks the range twice, first to count it, since the number comes before the
 // entries.
-func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
+func xrange(k *Key, args [][]byte, w *resp.Writer, reverse bool) error {
 	start, end := args[2], args[3]
 	if reverse {
 		start, end = end, start // XREVRANGE names the upper end first
@@ -366,7 +366,7 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 		return err
 	}
 	count := int64(-1)
-	p := optionsOf(args[4:])
+	p := OptionsOf(args[4:])
 	for p.More() {
 		if !p.Option("count", 1) {
 			p.Wrong()
@@ -380,7 +380,7 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 	switch {
 	case err != nil:
 		return err
-	case !k.present:
+	case !k.Present:
 		w.Array(0)
 	case count == 0:
 		w.NullArray()
@@ -403,7 +403,7 @@ func parseIDs(args [][]byte) (ids []collection.StreamID, err error) {
 }
 
 // cmdXDel leaves the entries pending in groups that had them; XCLAIM and XAUTOCLAIM forget those.
-func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXDel(k *Key, args [][]byte, w *resp.Writer) error {
 	if has, err := k.hasOrZero(client.Stream, w); !has {
 		return err
 	}
@@ -421,7 +421,7 @@ func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
 		if err != nil {
 			return streamError(err, args[1])
 		}
-		gone += bit(was)
+		gone += Bit(was)
 	}
 	// Nothing is written for ids that were not there.
 	if gone > 0 {
@@ -434,7 +434,7 @@ func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdXTrim replies with how many entries went.
-func cmdXTrim(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXTrim(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseTrim(args, false)
 	if err != nil {
 		return err
@@ -458,13 +458,13 @@ func cmdXTrim(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdXSetID is for those who copy streams between stores: it sets what XADD and groups count by.
-func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXSetID(k *Key, args [][]byte, w *resp.Writer) error {
 	id, ok := parseID(args[2])
 	if !ok {
 		return refusal(errStreamID)
 	}
 	added, deleted := int64(-1), collection.StreamID{}
-	p := optionsOf(args[3:])
+	p := OptionsOf(args[3:])
 	for p.More() {
 		switch {
 		case p.Option("entriesadded", 1):
@@ -484,7 +484,7 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	if !k.present {
+	if !k.Present {
 		return errNoKey
 	}
 	if err := k.typed(client.Stream); err != nil {

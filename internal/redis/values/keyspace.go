@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -14,13 +14,13 @@ func cmdMSetNX(t Keys, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR wrong number of arguments for 'msetnx' command")
 	}
 	for i := 1; i < len(args); i += 2 {
-		if t.key(args[i]).present {
+		if t.Key(args[i]).Present {
 			w.Int(0)
 			return nil
 		}
 	}
 	for i := 1; i < len(args); i += 2 {
-		t.key(args[i]).setAs(client.Plain, args[i+1], 0)
+		t.Key(args[i]).SetAs(client.Plain, args[i+1], 0)
 	}
 	w.Int(1)
 	return nil
@@ -37,52 +37,52 @@ func cmdRenameNX(t Keys, args [][]byte, w *resp.Writer) error {
 // rename makes one key what another one is, which goes. With nx it must not be there.
 // The expiry goes with the value. A key that is renamed to itself stays, and is no event.
 func rename(t Keys, from, to []byte, nx bool, w *resp.Writer) error {
-	t.load(from, to)
-	src := t.key(from)
+	t.Load(from, to)
+	src := t.Key(from)
 	switch {
-	case !src.present:
+	case !src.Present:
 		return errNoKey
 	case bytes.Equal(from, to):
-	case nx && t.key(to).present:
+	case nx && t.Key(to).Present:
 		w.Int(0)
 		return nil
 	default:
-		dst := t.key(to)
+		dst := t.Key(to)
 		dst.become(src)
-		src.delete()
-		t.name(dst, onNew, "new")
-		t.name(src, onGeneric, "rename_from")
-		t.name(dst, onGeneric, "rename_to")
+		src.Delete()
+		t.Name(dst, OnNew, "new")
+		t.Name(src, OnGeneric, "rename_from")
+		t.Name(dst, OnGeneric, "rename_to")
 	}
 	switch {
 	case !nx:
 		w.OK()
 	default:
-		w.Int(bit(!bytes.Equal(from, to)))
+		w.Int(Bit(!bytes.Equal(from, to)))
 	}
 	return nil
 }
 
 // become makes the key what another one is. Both have the one value from now on, in a buffer that neither writes to.
 // Giving up other.own is what keeps the common value from being written to by a later command of the same step.
-func (k *key) become(other *key) {
-	k.present, k.value, k.expires, k.flags, k.typ, k.changed = true, other.value, other.expires, other.flags, other.typ,
-		true
-	other.own = nil
+func (k *Key) become(other *Key) {
+	k.Present, k.Value, k.Expires, k.Flags, k.Type = true, other.Value, other.Expires, other.Flags, other.Type
+	k.Changed = true
+	other.Own = nil
 }
 
 // cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the
 // value that the source had at some time while it was made.
 func cmdCopy(t Keys, args [][]byte, w *resp.Writer) error {
-	db, replace := t.current(), false
-	p := optionsOf(args[3:])
+	db, replace := t.Current(), false
+	p := OptionsOf(args[3:])
 	for p.More() {
 		switch {
 		case p.Flag("replace"):
 			replace = true
 		case p.Option("db", 1):
 			var err error
-			db, err = t.dbIndex(p.Str())
+			db, err = t.DBIndex(p.Str())
 			p.Fail(err)
 		default:
 			p.Wrong()
@@ -91,25 +91,25 @@ func cmdCopy(t Keys, args [][]byte, w *resp.Writer) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	if db == t.current() && bytes.Equal(args[1], args[2]) {
-		return errSameObject
+	if db == t.Current() && bytes.Equal(args[1], args[2]) {
+		return ErrSameObject
 	}
-	src := t.peek(args[1])
-	if t.together(db) {
-		src = t.key(args[1])
+	src := t.Peek(args[1])
+	if t.Together(db) {
+		src = t.Key(args[1])
 	}
-	if !src.present {
+	if !src.Present {
 		w.Int(0)
 		return nil
 	}
-	dst := t.keyIn(db, args[2])
-	if dst.present && !replace {
+	dst := t.KeyIn(db, args[2])
+	if dst.Present && !replace {
 		w.Int(0)
 		return nil
 	}
 	dst.become(src)
-	t.name(dst, onNew, "new")
-	t.name(dst, onGeneric, "copy_to")
+	t.Name(dst, OnNew, "new")
+	t.Name(dst, OnGeneric, "copy_to")
 	w.Int(1)
 	return nil
 }
@@ -117,28 +117,28 @@ func cmdCopy(t Keys, args [][]byte, w *resp.Writer) error {
 // cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps
 // (staged.move); a transaction or a script is one, so that there it is refused, unless there is nothing to move.
 func cmdMove(t Keys, args [][]byte, w *resp.Writer) error {
-	db, err := t.dbIndex(args[2])
+	db, err := t.DBIndex(args[2])
 	switch {
 	case err != nil:
 		return err
-	case db == t.current():
-		return errSameObject
+	case db == t.Current():
+		return ErrSameObject
 	}
-	src := t.key(args[1])
-	if !src.present {
+	src := t.Key(args[1])
+	if !src.Present {
 		w.Int(0)
 		return nil
 	}
-	dst := t.keyIn(db, args[1])
-	if dst.present {
+	dst := t.KeyIn(db, args[1])
+	if dst.Present {
 		w.Int(0)
 		return nil
 	}
 	dst.become(src)
-	src.delete()
-	t.name(dst, onNew, "new")
-	t.name(src, onGeneric, "move_from")
-	t.name(dst, onGeneric, "move_to")
+	src.Delete()
+	t.Name(dst, OnNew, "new")
+	t.Name(src, OnGeneric, "move_from")
+	t.Name(dst, OnGeneric, "move_to")
 	w.Int(1)
 	return nil
 }

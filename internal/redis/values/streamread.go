@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"slices"
@@ -29,13 +29,13 @@ type readArgs struct {
 
 // parseRead is for XREAD and XREADGROUP.
 // Clients of XREAD wait in no line, since they take nothing, and those of a group in the group's.
-func parseRead(ofGroup bool) waitFunc {
-	return func(args [][]byte) (blocking, error) {
+func parseRead(ofGroup bool) WaitFunc {
+	return func(args [][]byte) (Blocking, error) {
 		a := &readArgs{ofGroup: ofGroup}
 		timeout, err := a.parse(args)
-		b := blocking{names: a.names, timeout: timeout, reads: true, try: a.try}
+		b := Blocking{Names: a.names, Timeout: timeout, Reads: true, Try: a.try}
 		if ofGroup {
-			b.line = "group " + string(a.group)
+			b.Line = "group " + string(a.group)
 		}
 		return b, err
 	}
@@ -44,8 +44,8 @@ func parseRead(ofGroup bool) waitFunc {
 // parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait
 // without BLOCK. The arguments are kept.
 func (a *readArgs) parse(args [][]byte) (timeout time.Duration, err error) {
-	timeout = noWait
-	p := optionsOf(args[1:])
+	timeout = NoWait
+	p := OptionsOf(args[1:])
 	for p.More() {
 		switch {
 		case p.Option("block", 1):
@@ -104,11 +104,11 @@ func parseMillis(b []byte) (time.Duration, error) {
 
 // streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads
 // one as it was at some time. Without that, every XADD to one of its streams would make it read all of them again.
-func (a *readArgs) streamOf(t Keys, name []byte) *key {
-	if t.waits() && !a.ofGroup {
-		return t.peek(name)
+func (a *readArgs) streamOf(t Keys, name []byte) *Key {
+	if t.Waits() && !a.ofGroup {
+		return t.Peek(name)
 	}
-	return t.key(name)
+	return t.Key(name)
 }
 
 // begin looks at a stream and its id when the client comes.
@@ -148,7 +148,7 @@ func (a *readArgs) begin(t Keys, i int) error {
 // try reads what there is in streams of these names. A client that waits has its ids from the first time.
 // A stream named twice is read twice. It returns false, without a reply, if there is nothing new in any of them.
 func (a *readArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
-	t.load(names...)
+	t.Load(names...)
 	if !again {
 		for i := range a.names {
 			if err := a.begin(t, i); err != nil {
@@ -167,23 +167,23 @@ func (a *readArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer) (foun
 		// A stream that has gone, or is of another type by now, is an error to a group's client that has waited, and
 		// nothing new to others.
 		k := a.streamOf(t, name)
-		if t.failure() != nil {
+		if t.Failure() != nil {
 			return true, nil
 		}
 		served, err := false, error(nil)
 		switch {
-		case k.present && k.typ == client.Stream:
+		case k.Present && k.Type == client.Stream:
 			served, err = a.read(t, k, i, again, &out)
 		case a.ofGroup:
 			err = refusal("UNBLOCKED the stream key no longer exists")
 		}
 		if err != nil {
-			if n > 0 && err != errRoom { // what has been read before it has not been read then
-				t.fail(resultError(err.Error()))
+			if n > 0 && err != ErrRoom { // what has been read before it has not been read then
+				t.Fail(ResultError(err.Error()))
 			}
 			return true, err
 		}
-		n += int(bit(served))
+		n += int(Bit(served))
 	}
 	if n == 0 {
 		return false, nil
@@ -208,9 +208,9 @@ func (a *readArgs) limit(again bool) int64 {
 
 // read reads one stream.
 // served says that the reply has the stream: XREADGROUP of what is pending has it even if that is nothing.
-func (a *readArgs) read(t Keys, k *key, i int, again bool, out *resp.Writer) (served bool, err error) {
+func (a *readArgs) read(t Keys, k *Key, i int, again bool, out *resp.Writer) (served bool, err error) {
 	name := a.names[i]
-	s, err := parsedStream(k.value, name)
+	s, err := parsedStream(k.Value, name)
 	if err != nil {
 		return false, err
 	}
@@ -256,7 +256,7 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 // deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
 // It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use.
 // If the reply is lost on its way the entry is pending, and the consumer reads it again.
-func (a *readArgs) deliver(t Keys, k *key, name []byte, start collection.StreamID, n int) error {
+func (a *readArgs) deliver(t Keys, k *Key, name []byte, start collection.StreamID, n int) error {
 	s, err := k.editStream(name, collection.StreamGroupRoom(a.consumer, n))
 	if err != nil {
 		return err
@@ -277,7 +277,7 @@ func (a *readArgs) deliver(t Keys, k *key, name []byte, start collection.StreamI
 		}
 		g.Last = e.ID
 		if !a.noAck {
-			g.Put(collection.PendingEntry{ID: e.ID, Delivered: k.now, Times: 1, Consumer: consumer})
+			g.Put(collection.PendingEntry{ID: e.ID, Delivered: k.Now, Times: 1, Consumer: consumer})
 		}
 		n--
 		return n > 0
@@ -290,17 +290,17 @@ func (a *readArgs) deliver(t Keys, k *key, name []byte, start collection.StreamI
 
 // see notes that the consumer was seen, and makes it if it is new.
 // consumer is its place among the group's.
-func (a *readArgs) see(t Keys, k *key, g *collection.StreamGroup) (consumer int) {
-	consumer, made := g.See(a.consumer, k.now)
+func (a *readArgs) see(t Keys, k *Key, g *collection.StreamGroup) (consumer int) {
+	consumer, made := g.See(a.consumer, k.Now)
 	if made {
-		t.name(k, onStream, "xgroup-createconsumer")
+		t.Name(k, OnStream, "xgroup-createconsumer")
 	}
 	return consumer
 }
 
 // readAgain gives what is pending for the consumer once more.
 // It counts as another delivery of each. Entries that were deleted are ids with null.
-func (a *readArgs) readAgain(t Keys, k *key, i int, out *resp.Writer) error {
+func (a *readArgs) readAgain(t Keys, k *Key, i int, out *resp.Writer) error {
 	name := a.names[i]
 	s, err := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0))
 	if err != nil {
@@ -325,7 +325,7 @@ func (a *readArgs) readAgain(t Keys, k *key, i int, out *resp.Writer) error {
 		case err != nil:
 			return streamError(err, name)
 		case found:
-			p.Delivered, p.Times = k.now, p.Times+1
+			p.Delivered, p.Times = k.Now, p.Times+1
 			g.Pending.Set(j, p)
 			writeEntry(&list, e)
 		default: // it has been deleted

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -18,13 +18,13 @@ import (
 // unitOf is a unit's metres.
 func unitOf(b []byte) (metres float64, err error) {
 	switch {
-	case fold(b, "m"):
+	case Fold(b, "m"):
 		return 1, nil
-	case fold(b, "km"):
+	case Fold(b, "km"):
 		return 1000, nil
-	case fold(b, "ft"):
+	case Fold(b, "ft"):
 		return 0.3048, nil
-	case fold(b, "mi"):
+	case Fold(b, "mi"):
 		return 1609.34, nil
 	}
 	return 0, refusal("ERR unsupported unit provided. please use M, KM, FT, MI")
@@ -34,11 +34,11 @@ func unitOf(b []byte) (metres float64, err error) {
 // Both are in degrees, and latitudes end at some 85°, as those of web maps do.
 func parsePosition(lon, lat []byte) (p geo.Position, err error) {
 	var ok1, ok2 bool
-	p.Lon, ok1 = scoreOf(lon)
-	p.Lat, ok2 = scoreOf(lat)
+	p.Lon, ok1 = ScoreOf(lon)
+	p.Lat, ok2 = ScoreOf(lat)
 	switch {
 	case !ok1 || !ok2:
-		return p, errNotFloat
+		return p, ErrNotFloat
 	case !p.Valid():
 		return p, refusal("ERR invalid longitude,latitude pair " + cFixed(p.Lon) + "," + cFixed(p.Lat))
 	}
@@ -46,9 +46,9 @@ func parsePosition(lon, lat []byte) (p geo.Position, err error) {
 }
 
 // cmdGeoAdd is ZADD with the positions' scores. All positions are read before any is added.
-func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoAdd(k *Key, args [][]byte, w *resp.Writer) error {
 	var a zaddArgs
-	p := optionsOf(args[2:])
+	p := OptionsOf(args[2:])
 	for options := true; options; {
 		switch {
 		case p.Flag("nx"):
@@ -62,7 +62,7 @@ func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
 		}
 	}
 	if !p.More() || p.Left()%3 != 0 || a.nx && a.xx {
-		return errSyntax
+		return ErrSyntax
 	}
 	for p.More() {
 		at, err := parsePosition(p.Str(), p.Str())
@@ -75,14 +75,14 @@ func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdGeoDist is null if one of the members is not there. Positions have the precision of their score, some metre.
-func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoDist(k *Key, args [][]byte, w *resp.Writer) error {
 	unit, err := 1.0, error(nil)
 	if len(args) == 5 {
 		if unit, err = unitOf(args[4]); err != nil {
 			return err
 		}
 	} else if len(args) > 5 {
-		return errSyntax
+		return ErrSyntax
 	}
 	z, err := k.sortedSet(args[1])
 	if err != nil {
@@ -101,7 +101,7 @@ func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
 func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat(d, 'f', 4, 64)) }
 
 // cmdGeoHash gives the usual geohash, of latitudes up to 90°, and not the one of the score.
-func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoHash(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -118,7 +118,7 @@ func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdGeoPos gives the middle of each score's cell, and not the position that was added.
-func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoPos(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -173,26 +173,26 @@ type geopoint struct {
 
 // georadius makes a command of a query that knows what kind of command it is.
 // The key's type is looked at before the arguments. Without the key most mistakes in the arguments are still found.
-func georadius(kind geoquery) severalFunc {
+func georadius(kind geoquery) SeveralFunc {
 	return func(t Keys, args [][]byte, w *resp.Writer) error {
 		q := kind
 		name := args[1]
 		if q.storeFirst {
 			// Both keys go to the store in one round trip.
 			q.store, name = args[1], args[2]
-			t.load(args[1:3]...)
+			t.Load(args[1:3]...)
 		}
-		k := t.key(name)
+		k := t.Key(name)
 		z, err := k.sortedSet(name)
 		if err != nil {
 			return err
 		}
 		// A center that is a member needs the set, which is why the key is read before.
-		if err := q.parse(args, z, k.present); err != nil {
+		if err := q.parse(args, z, k.Present); err != nil {
 			return err
 		}
 		var found []geopoint
-		if k.present {
+		if k.Present {
 			found = q.find(z)
 		}
 		if q.store == nil {
@@ -205,7 +205,7 @@ func georadius(kind geoquery) severalFunc {
 				list[i].Score = p.metres / q.shape.Unit
 			}
 		}
-		if err := t.key(q.store).storeSortedSet(list); err != nil {
+		if err := t.Key(q.store).storeSortedSet(list); err != nil {
 			return err
 		}
 		w.Int(int64(len(list)))
@@ -231,7 +231,7 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) error {
 	if err != nil {
 		return err
 	}
-	p := optionsOf(args[q.at:])
+	p := OptionsOf(args[q.at:])
 	for p.More() {
 		q.parseOption(&p, z, present)
 	}
@@ -317,10 +317,10 @@ func (q *geoquery) parseShape(p *args.Parser, z collection.ZSet, present bool) {
 
 func (q *geoquery) parseBox(width, height, unit []byte) error {
 	var ok bool
-	if q.shape.Width, ok = scoreOf(width); !ok {
+	if q.shape.Width, ok = ScoreOf(width); !ok {
 		return refusal("ERR need numeric width")
 	}
-	if q.shape.Height, ok = scoreOf(height); !ok {
+	if q.shape.Height, ok = ScoreOf(height); !ok {
 		return refusal("ERR need numeric height")
 	}
 	if q.shape.Height < 0 || q.shape.Width < 0 {
@@ -344,7 +344,7 @@ func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) error {
 
 func (q *geoquery) parseRadius(radius, unit []byte) error {
 	var ok bool
-	if q.shape.Radius, ok = scoreOf(radius); !ok {
+	if q.shape.Radius, ok = ScoreOf(radius); !ok {
 		return refusal("ERR need numeric radius")
 	}
 	if q.shape.Radius < 0 {
@@ -394,7 +394,7 @@ func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
 // write replies with what was found.
 // A member is by itself without options, and the first element of an array with them.
 func (q *geoquery) write(w *resp.Writer, found []geopoint) {
-	more := int(bit(q.withDist) + bit(q.withHash) + bit(q.withCoord))
+	more := int(Bit(q.withDist) + Bit(q.withHash) + Bit(q.withCoord))
 	w.Array(len(found))
 	for _, p := range found {
 		if more > 0 {

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"errors"
@@ -13,14 +13,14 @@ import (
 // move between this store and Redis in both directions, as long as neither has a kind of value that the other has not.
 
 // cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
-func cmdDump(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.present {
+func cmdDump(k *Key, args [][]byte, w *resp.Writer) error {
+	if !k.Present {
 		w.Null()
 		return nil
 	}
-	v, err := partsOf(k.typ, k.value)
+	v, err := partsOf(k.Type, k.Value)
 	if err != nil {
-		return collectionError(k.typ, args[1], err)
+		return collectionError(k.Type, args[1], err)
 	}
 	w.Bulk(rdb.Append(nil, v))
 	return nil
@@ -34,7 +34,7 @@ type restoreArgs struct {
 // parseRestore reads what is behind the payload.
 func parseRestore(args [][]byte) (a restoreArgs, err error) {
 	idle, freq := false, false
-	p := optionsOf(args[4:])
+	p := OptionsOf(args[4:])
 	for p.More() {
 		switch {
 		case p.Flag("replace"):
@@ -74,27 +74,27 @@ func mostRestored(payload []byte) int {
 
 // cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
 // The time is in ms, from now on or as Unix time with ABSTTL, and 0 is never. A time that has passed leaves no key.
-func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
+func cmdRestore(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseRestore(args)
 	if err != nil {
 		return err
 	}
-	if !a.replace && k.present {
+	if !a.replace && k.Present {
 		return refusal("BUSYKEY Target key name already exists.")
 	}
 	ttl, ok := resp.ParseInt(args[2])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	if ttl < 0 {
 		return refusal("ERR Invalid TTL value, must be >= 0")
 	}
 	// Parse is bounded by the room that there is. If that was the reason to fail, the command runs again with all that
 	// it may need.
-	v, err := rdb.Parse(args[3], k.room)
-	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
-		k.want = most // it may be only that there is little room
-		return errRoom
+	v, err := rdb.Parse(args[3], k.Room)
+	if most := min(k.MaxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.Room < most {
+		k.Want = most // it may be only that there is little room
+		return ErrRoom
 	}
 	var value []byte
 	var t client.Type
@@ -110,10 +110,10 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
 		return collectionError(t, args[1], err)
 	}
 	if ttl != 0 && !a.absolute {
-		ttl += k.now
+		ttl += k.Now
 	}
-	k.flags = 0
-	k.setAs(t, value, ttl)
+	k.Flags = 0
+	k.SetAs(t, value, ttl)
 	w.OK()
 	return nil
 }

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"math"
@@ -16,8 +16,8 @@ func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
 	if err := q.parse(args[3:]); err != nil {
 		return err
 	}
-	t.load(args[1], args[2])
-	z, err := t.key(args[2]).sortedSet(args[2])
+	t.Load(args[1], args[2])
+	z, err := t.Key(args[2]).sortedSet(args[2])
 	if err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
 	for p := q.places(z); p.Lo < p.Hi; p.Lo++ {
 		list = append(list, z.Entry(p.Lo))
 	}
-	if err := t.key(args[1]).storeSortedSet(list); err != nil {
+	if err := t.Key(args[1]).storeSortedSet(list); err != nil {
 		return err
 	}
 	w.Int(int64(len(list)))
@@ -46,10 +46,10 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 	case !ok || n < 1:
 		return a, refusal("ERR numkeys should be greater than 0")
 	case n >= int64(len(args)-1):
-		return a, errSyntax
+		return a, ErrSyntax
 	}
 	a.names = args[1 : 1+n]
-	p := optionsOf(args[1+n:])
+	p := OptionsOf(args[1+n:])
 	a.top = p.Choice("min", "max") == 1
 	for p.More() {
 		if a.count != 0 || !p.Option("count", 1) {
@@ -66,13 +66,13 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 // and nothing was written.
 func (a zpopArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
 	nested bool) (found bool, err error) {
-	return firstOf(t, names, client.SortedSet, again, func(k *key, name []byte) error {
+	return firstOf(t, names, client.SortedSet, again, func(k *Key, name []byte) error {
 		z, err := k.sortedSet(name)
 		if err == nil {
 			if err = popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested); a.top {
-				t.name(k, onZSet, "zpopmax")
+				t.Name(k, onZSet, "zpopmax")
 			} else {
-				t.name(k, onZSet, "zpopmin")
+				t.Name(k, onZSet, "zpopmin")
 			}
 		}
 		return err
@@ -102,12 +102,12 @@ func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
 // Each takes one member of one set, the first that has some.
-func parseBZPop(top bool) waitFunc {
-	return func(args [][]byte) (b blocking, err error) {
+func parseBZPop(top bool) WaitFunc {
+	return func(args [][]byte) (b Blocking, err error) {
 		a := zpopArgs{top: top, count: 1}
-		b.timeout, err = parseTimeout(args[len(args)-1])
-		b.names, b.line = args[1:len(args)-1], lineOfZSets
-		b.try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+		b.Timeout, err = ParseTimeout(args[len(args)-1])
+		b.Names, b.Line = args[1:len(args)-1], LineOfZSets
+		b.Try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return a.try(t, names, again, w, func(name []byte, n int) {
 				w.Array(1 + 2*n)
 				w.Bulk(name)
@@ -118,13 +118,13 @@ func parseBZPop(top bool) waitFunc {
 }
 
 // parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
-func parseBZMPop(args [][]byte) (b blocking, err error) {
+func parseBZMPop(args [][]byte) (b Blocking, err error) {
 	a, err := parseZMPop(args[2:])
 	if err != nil {
 		return b, err
 	}
-	b.timeout, err = parseTimeout(args[1])
-	b.names, b.line, b.try = a.names, lineOfZSets, a.tryNested
+	b.Timeout, err = ParseTimeout(args[1])
+	b.Names, b.Line, b.Try = a.names, LineOfZSets, a.tryNested
 	return b, err
 }
 
@@ -154,7 +154,7 @@ type combiner func(x *combination) []collection.ZEntry
 // zcombine makes a command whose argument at is the number of sets. If there is an argument before it, that is where
 // the result goes. Sets of a few members are combined without asking for memory, and others after it was taken, by how
 // many members they have together.
-func zcombine(name string, combine combiner, at int) severalFunc {
+func zcombine(name string, combine combiner, at int) SeveralFunc {
 	return func(t Keys, args [][]byte, w *resp.Writer) error {
 		x, err := readCombination(t, name, args[at:])
 		if err != nil {
@@ -164,13 +164,13 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 		for _, s := range x.sources {
 			members += s.z.Len()
 		}
-		if members > freeMembers && !t.take(int64(members)*memberCost) {
-			return t.failure()
+		if members > freeMembers && !t.Take(int64(members)*memberCost) {
+			return t.Failure()
 		}
 		list := combine(x)
 		switch {
 		case at > 1:
-			if err := t.key(args[1]).storeSortedSet(list); err != nil {
+			if err := t.Key(args[1]).storeSortedSet(list); err != nil {
 				return err
 			}
 			w.Int(int64(len(list)))
@@ -202,15 +202,15 @@ func readCombination(t Keys, name string, args [][]byte) (x *combination, err er
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok:
-		return nil, errNotInt
+		return nil, ErrNotInt
 	case n < 1:
 		return nil, refusal("ERR at least 1 input key is needed for '" + name + "' command")
 	case n > int64(len(args)-1):
-		return nil, errSyntax
+		return nil, ErrSyntax
 	}
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
-	t.load(names...)
+	t.Load(names...)
 	// All sets are looked at before the options, also those that cannot matter any more: the first error must be
 	// Redis's.
 	for _, name := range names {
@@ -218,8 +218,8 @@ func readCombination(t Keys, name string, args [][]byte) (x *combination, err er
 		switch {
 		case err != nil:
 			return nil, err
-		case t.failure() != nil:
-			return nil, t.failure()
+		case t.Failure() != nil:
+			return nil, t.Failure()
 		}
 		x.sources = append(x.sources, zsource{z, 1})
 	}
@@ -231,15 +231,15 @@ func readCombination(t Keys, name string, args [][]byte) (x *combination, err er
 
 // membersOf is the sorted set of a key, or one made of a set's members, all of score 1.
 func membersOf(t Keys, name []byte) (z collection.ZSet, err error) {
-	k := t.key(name)
-	if !k.present || k.typ != client.Set {
+	k := t.Key(name)
+	if !k.Present || k.Type != client.Set {
 		return k.sortedSet(name)
 	}
-	set := collection.Set(k.value)
+	set := collection.Set(k.Value)
 	n, err := set.Len()
 	if err == nil {
-		if n > freeMembers && !t.take(int64(n)*memberCost) {
-			return z, t.failure()
+		if n > freeMembers && !t.Take(int64(n)*memberCost) {
+			return z, t.Failure()
 		}
 		var list []collection.ZEntry
 		for _, m := range set.Members(nil) {
@@ -261,13 +261,13 @@ func (x *combination) parse(name string, opts [][]byte) error {
 	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name),
 		name == "zintercard", name != "zdiff" && name != "zdiffstore"
 	weighs = weighs && !counts
-	p := optionsOf(opts)
+	p := OptionsOf(opts)
 	for p.More() {
 		switch {
 		case weighs && p.Option("weights", len(x.sources)):
 			for i := range x.sources {
 				var ok bool
-				if x.sources[i].weight, ok = scoreOf(p.Str()); !ok {
+				if x.sources[i].weight, ok = ScoreOf(p.Str()); !ok {
 					p.Refuse("ERR weight value is not a float")
 					break
 				}

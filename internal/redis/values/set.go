@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"cmp"
@@ -14,10 +14,10 @@ import (
 
 // members is the key's set, empty if there is none.
 // The caller has looked at the type.
-func (k *key) members() collection.Set { return collection.Set(k.value) }
+func (k *Key) members() collection.Set { return collection.Set(k.Value) }
 
 // setLen counts the members.
-func (k *key) setLen(name []byte) (n int, err error) {
+func (k *Key) setLen(name []byte) (n int, err error) {
 	if err := k.typed(client.Set); err != nil {
 		return 0, err
 	}
@@ -28,7 +28,7 @@ func (k *key) setLen(name []byte) (n int, err error) {
 }
 
 // cmdSAdd replies with how many members are new.
-func cmdSAdd(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSAdd(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Set); err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func cmdSAdd(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // addMembers adds members to what is a set. It writes only if there is a new one.
-func (k *key) addMembers(name []byte, members [][]byte) (added int, err error) {
+func (k *Key) addMembers(name []byte, members [][]byte) (added int, err error) {
 	size := 0
 	for _, m := range members {
 		size += len(m)
@@ -61,7 +61,7 @@ func (k *key) addMembers(name []byte, members [][]byte) (added int, err error) {
 }
 
 // cmdSRem deletes the key with its last member, as all commands on collections do.
-func cmdSRem(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSRem(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Set); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func cmdSRem(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // removeMembers is addMembers for their removal.
-func (k *key) removeMembers(name []byte, members [][]byte) (removed int, err error) {
+func (k *Key) removeMembers(name []byte, members [][]byte) (removed int, err error) {
 	b, err := k.editable(0)
 	if err != nil {
 		return 0, err
@@ -90,7 +90,7 @@ func (k *key) removeMembers(name []byte, members [][]byte) (removed int, err err
 }
 
 // cmdSIsMember and the commands below that only read walk the encoded set, which is up to collection.MaxLen bytes.
-func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSIsMember(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Set); err != nil {
 		return err
 	}
@@ -98,12 +98,12 @@ func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return collectionError(client.Set, args[1], err)
 	}
-	w.Int(bit(is))
+	w.Int(Bit(is))
 	return nil
 }
 
 // cmdSMIsMember passes over the set once, however many members it is asked for.
-func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSMIsMember(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Set); err != nil {
 		return err
 	}
@@ -114,12 +114,12 @@ func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	w.Array(len(has))
 	for _, is := range has {
-		w.Int(bit(is))
+		w.Int(Bit(is))
 	}
 	return nil
 }
 
-func cmdSCard(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSCard(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.setLen(args[1])
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func cmdSCard(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdSMembers is a set in RESP3 and an array in RESP2. Its order is the encoding's.
-func cmdSMembers(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSMembers(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.setLen(args[1])
 	if err != nil {
 		return err
@@ -143,10 +143,10 @@ func cmdSMembers(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdSPop replies before it removes, since members lie in the value.
 // Its choice is made anew in each try, and the reply is that of the try that took effect: no member is popped twice.
-func cmdSPop(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSPop(k *Key, args [][]byte, w *resp.Writer) error {
 	count, ok := int64(1), true
 	if len(args) > 3 {
-		return errSyntax
+		return ErrSyntax
 	}
 	if len(args) == 3 {
 		if count, ok = resp.ParseInt(args[2]); !ok || count < 0 {
@@ -192,10 +192,10 @@ func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 }
 
 // cmdSRandMember with a negative count may give a member several times, as many as the count says.
-func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSRandMember(k *Key, args [][]byte, w *resp.Writer) error {
 	count, err := int64(1), error(nil)
 	if len(args) > 3 {
-		return errSyntax
+		return ErrSyntax
 	}
 	if len(args) == 3 {
 		if count, err = randomCount(args[2]); err != nil {
@@ -214,7 +214,7 @@ func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
 		return nil
 	}
 	var few [128]collection.Place
-	places, err := randomPlaces(k.members().Places(few[:0]), count, len(k.value))
+	places, err := randomPlaces(k.members().Places(few[:0]), count, len(k.Value))
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdSScan copies members that are integers, since Scan writes each of them to the same place.
-func cmdSScan(k *key, args [][]byte, w *resp.Writer) error {
+func cmdSScan(k *Key, args [][]byte, w *resp.Writer) error {
 	a, some, err := k.scanOf(client.Set, args, w)
 	if !some {
 		return err
@@ -251,9 +251,9 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) error {
 // cmdSMove is nothing but a question if source and destination are the same.
 // Both sets change in one step: nobody sees the member in neither of them, or in both.
 func cmdSMove(t Keys, args [][]byte, w *resp.Writer) error {
-	t.load(args[1], args[2])
-	from, to := t.key(args[1]), t.key(args[2])
-	if !from.present {
+	t.Load(args[1], args[2])
+	from, to := t.Key(args[1]), t.Key(args[2])
+	if !from.Present {
 		w.Int(0)
 		return nil
 	}
@@ -266,7 +266,7 @@ func cmdSMove(t Keys, args [][]byte, w *resp.Writer) error {
 		return collectionError(client.Set, args[1], err)
 	}
 	if !is || from == to {
-		w.Int(bit(is))
+		w.Int(Bit(is))
 		return nil
 	}
 	n, err := to.addMembers(args[2], member)
@@ -276,9 +276,9 @@ func cmdSMove(t Keys, args [][]byte, w *resp.Writer) error {
 	if _, err := from.removeMembers(args[1], member); err != nil {
 		return err
 	}
-	t.name(from, onSet, "srem")
+	t.Name(from, onSet, "srem")
 	if n > 0 {
-		t.name(to, onSet, "sadd")
+		t.Name(to, onSet, "sadd")
 	}
 	w.Int(1)
 	return nil
@@ -294,11 +294,11 @@ type operand struct {
 // operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already
 // decides. The error is the reply, or why all of it is given up.
 func operands(t Keys, names [][]byte) (all []operand, err error) {
-	t.load(names...)
+	t.Load(names...)
 	for _, name := range names {
-		k := t.key(name)
+		k := t.Key(name)
 		n, err := k.setLen(name)
-		if err = cmp.Or(err, t.failure()); err != nil {
+		if err = cmp.Or(err, t.Failure()); err != nil {
 			return nil, err
 		}
 		all = append(all, operand{k.members(), n})
@@ -309,8 +309,8 @@ func operands(t Keys, names [][]byte) (all []operand, err error) {
 // namesOf has the members of a set to find them in. Its memory is a part of what the connection may have.
 // If there is none all of it is given up. names refers to the set's bytes.
 func namesOf(t Keys, a operand, names *collection.Names) error {
-	if !t.take(int64(a.n) * collection.NameBytes) {
-		return t.failure()
+	if !t.Take(int64(a.n) * collection.NameBytes) {
+		return t.Failure()
 	}
 	for _, m := range a.Members(nil) {
 		names.Add(m)
@@ -429,7 +429,7 @@ func cmdSDiffStore(t Keys, args [][]byte, w *resp.Writer) error {
 // storeSets makes the result a key's, whatever that was, or deletes it.
 // The destination may be a source, too: it is read before. Its expiry goes.
 func storeSets(t Keys, args [][]byte, w *resp.Writer, f func(Keys, []operand) ([][]byte, error)) error {
-	t.load(args[1:]...)
+	t.Load(args[1:]...)
 	sets, err := operands(t, args[2:])
 	if err != nil {
 		return err
@@ -438,10 +438,10 @@ func storeSets(t Keys, args [][]byte, w *resp.Writer, f func(Keys, []operand) ([
 	if err != nil {
 		return err
 	}
-	to := t.key(args[1])
+	to := t.Key(args[1])
 	if len(found) == 0 {
-		if to.present {
-			to.delete()
+		if to.Present {
+			to.Delete()
 		}
 		w.Int(0)
 		return nil
@@ -452,16 +452,16 @@ func storeSets(t Keys, args [][]byte, w *resp.Writer, f func(Keys, []operand) ([
 	}
 	// Members of found lie in the sources' values, so the new value is made beside them.
 	n := collection.Set(nil).Room(len(found), size)
-	if n > to.room {
-		to.want = n
-		return errRoom
+	if n > to.Room {
+		to.Want = n
+		return ErrRoom
 	}
 	s, _, err := collection.Set(make([]byte, 0, n)).AddAll(found)
-	if err != nil || len(s) > min(to.maxValue, collection.MaxLen) {
+	if err != nil || len(s) > min(to.MaxValue, collection.MaxLen) {
 		return collectionError(client.Set, args[1], collection.ErrTooLong)
 	}
-	to.flags = 0
-	to.setAs(client.Set, s, 0)
+	to.Flags = 0
+	to.SetAs(client.Set, s, 0)
 	w.Int(int64(len(found)))
 	return nil
 }
@@ -477,7 +477,7 @@ func cmdSInterCard(t Keys, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Number of keys can't be greater than number of args")
 	}
 	limit := int64(0)
-	p := optionsOf(args[2+n:])
+	p := OptionsOf(args[2+n:])
 	for p.More() {
 		if !p.Option("limit", 1) {
 			p.Wrong()

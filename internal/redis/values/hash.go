@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ func collectionError(t client.Type, name []byte, err error) error {
 		return refusal("ERR kvd: " + t.String() + " longer than " + units.Bytes(collection.MaxLen) +
 			", or than values may be: nothing was done")
 	}
-	return refusal("ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(clip(name, 128)) +
+	return refusal("ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(Clip(name, 128)) +
 		": nothing was done")
 }
 
@@ -32,29 +32,29 @@ func collectionError(t client.Type, name []byte, err error) error {
 // own, where the value of the unit's last command may be.
 // grow is an upper bound, in bytes, so a value near its limit may turn out to fit when it has been changed; setEdited
 // decides.
-func (k *key) editable(grow int) (b []byte, err error) {
-	n := len(k.value) + grow
-	if n <= min(k.maxValue, collection.MaxLen) {
+func (k *Key) editable(grow int) (b []byte, err error) {
+	n := len(k.Value) + grow
+	if n <= min(k.MaxValue, collection.MaxLen) {
 		return k.mutable(n)
 	}
-	if n > k.room {
-		k.want = n
-		return nil, errRoom
+	if n > k.Room {
+		k.Want = n
+		return nil, ErrRoom
 	}
-	return append(make([]byte, 0, n), k.value...), nil
+	return append(make([]byte, 0, n), k.Value...), nil
 }
 
 // setEdited makes b, which editable made, the value, and deletes the key if nothing is left. The expiry stays. It
 // refuses what is too long. b is the key's from here on.
-func (k *key) setEdited(t client.Type, b, name []byte) error {
+func (k *Key) setEdited(t client.Type, b, name []byte) error {
 	switch {
-	case len(b) > min(k.maxValue, collection.MaxLen):
+	case len(b) > min(k.MaxValue, collection.MaxLen):
 		return collectionError(t, name, collection.ErrTooLong)
 	case len(b) == 0:
-		k.delete()
+		k.Delete()
 	default:
-		k.own = b
-		k.setAs(t, b, k.expires)
+		k.Own = b
+		k.SetAs(t, b, k.Expires)
 	}
 	return nil
 }
@@ -70,10 +70,10 @@ func roomFor(texts [][]byte) int {
 
 // hash is the key's hash, empty if there is none.
 // The caller has looked at the type. The hash lies in the value, and must not be changed.
-func (k *key) hash() collection.Hash { return collection.Hash(k.value) }
+func (k *Key) hash() collection.Hash { return collection.Hash(k.Value) }
 
 // hashLen counts the fields.
-func (k *key) hashLen(name []byte) (n int, err error) {
+func (k *Key) hashLen(name []byte) (n int, err error) {
 	if err := k.typed(client.Hash); err != nil {
 		return 0, err
 	}
@@ -85,7 +85,7 @@ func (k *key) hashLen(name []byte) (n int, err error) {
 
 // hashField is the value of a field, nil if there is none.
 // args are the command's: the key's name, and behind it the field. The value lies in the hash; an empty one is not nil.
-func (k *key) hashField(args [][]byte) (value []byte, err error) {
+func (k *Key) hashField(args [][]byte) (value []byte, err error) {
 	if err := k.typed(client.Hash); err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (k *key) hashField(args [][]byte) (value []byte, err error) {
 
 // setFields sets fields, and returns how many of them are new. pairs are fields and values by turns. It copies the hash
 // once for all of them.
-func (k *key) setFields(name []byte, pairs [][]byte) (added int, err error) {
+func (k *Key) setFields(name []byte, pairs [][]byte) (added int, err error) {
 	// The old values of fields that are set again make room, which is not known before: the bound is for none of them.
 	b, err := k.editable(roomFor(pairs))
 	if err != nil {
@@ -111,7 +111,7 @@ func (k *key) setFields(name []byte, pairs [][]byte) (added int, err error) {
 }
 
 // cmdHSet replies with how many fields are new; those that were there have their new values all the same.
-func cmdHSet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHSet(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := hset(k, args, "hset")
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func cmdHSet(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHMSet is HSET with the reply OK.
-func cmdHMSet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHMSet(k *Key, args [][]byte, w *resp.Writer) error {
 	if _, err := hset(k, args, "hmset"); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func cmdHMSet(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // hset is both; name is for the error of a field without a value.
-func hset(k *key, args [][]byte, name string) (added int, err error) {
+func hset(k *Key, args [][]byte, name string) (added int, err error) {
 	if len(args)%2 != 0 {
 		return 0, refusal("ERR wrong number of arguments for '" + name + "' command")
 	}
@@ -141,7 +141,7 @@ func hset(k *key, args [][]byte, name string) (added int, err error) {
 }
 
 // cmdHSetNX writes nothing if the field is there, with any value.
-func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHSetNX(k *Key, args [][]byte, w *resp.Writer) error {
 	switch value, err := k.hashField(args); {
 	case err != nil:
 		return err
@@ -157,7 +157,7 @@ func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHGet replies null both for a field and for a hash that is not there.
-func cmdHGet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHGet(k *Key, args [][]byte, w *resp.Writer) error {
 	value, err := k.hashField(args)
 	if err != nil {
 		return err
@@ -175,7 +175,7 @@ func fieldOrNull(value []byte, w *resp.Writer) {
 }
 
 // cmdHMGet passes over the hash once for all the fields. Up to 16 values need no memory of their own.
-func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHMGet(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Hash); err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the
 // fields came, which clients must not count on: Redis has another one for large hashes.
-func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHGetAll(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in
 // between.
-func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHKeys(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -220,7 +220,7 @@ func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHVals(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -233,7 +233,7 @@ func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHLen walks the hash: its number of fields is not kept.
-func cmdHLen(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHLen(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -243,7 +243,7 @@ func cmdHLen(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHStrlen is 0 for a field that is not there, as for an empty value.
-func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHStrlen(k *Key, args [][]byte, w *resp.Writer) error {
 	value, err := k.hashField(args)
 	if err != nil {
 		return err
@@ -252,17 +252,17 @@ func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-func cmdHExists(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHExists(k *Key, args [][]byte, w *resp.Writer) error {
 	value, err := k.hashField(args)
 	if err != nil {
 		return err
 	}
-	w.Int(bit(value != nil))
+	w.Int(Bit(value != nil))
 	return nil
 }
 
 // cmdHDel writes only if there is a field to delete.
-func cmdHDel(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHDel(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Hash); err != nil {
 		return err
 	}
@@ -284,10 +284,10 @@ func cmdHDel(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHIncrBy parses the increment before it looks at the key, as Redis does.
-func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHIncrBy(k *Key, args [][]byte, w *resp.Writer) error {
 	by, ok := resp.ParseInt(args[3])
 	if !ok {
-		return errNotInt
+		return ErrNotInt
 	}
 	value, err := k.hashField(args)
 	if err != nil {
@@ -312,7 +312,7 @@ func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 
 // setField sets the field that args names, in a hash that has been looked at.
 // Behind an error the hash is as it was.
-func (k *key) setField(args [][]byte, value []byte) error {
+func (k *Key) setField(args [][]byte, value []byte) error {
 	b, err := k.editable(len(args[2]) + len(value) + 2*10 + 16)
 	if err != nil {
 		return err
@@ -325,10 +325,10 @@ func (k *key) setField(args [][]byte, value []byte) error {
 }
 
 // cmdHIncrByFloat counts as INCRBYFLOAT does. The sum is written as text, so that the field may be read as any other.
-func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHIncrByFloat(k *Key, args [][]byte, w *resp.Writer) error {
 	by, ok := parseLongDouble(args[3])
 	if !ok {
-		return errNotFloat
+		return ErrNotFloat
 	}
 	if by.IsInf() {
 		return refusal("ERR value is NaN or Infinity")
@@ -360,7 +360,7 @@ func randomCount(b []byte) (n int64, err error) {
 	n, ok := resp.ParseInt(b)
 	switch {
 	case !ok:
-		return 0, errNotInt
+		return 0, ErrNotInt
 	case n == math.MinInt64:
 		return 0, refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
 	}
@@ -394,7 +394,7 @@ func randomPlaces(places []collection.Place, count int64, bytes int) (chosen []c
 }
 
 // cmdHRandField replies with fields, and WITHVALUES with their values behind them: in RESP3 each pair is an array.
-func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHRandField(k *Key, args [][]byte, w *resp.Writer) error {
 	count, err := int64(1), error(nil)
 	if len(args) > 2 {
 		if count, err = randomCount(args[2]); err != nil {
@@ -403,8 +403,8 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
 	}
 	withValues := len(args) > 3
 	switch {
-	case len(args) > 4 || withValues && !fold(args[3], "withvalues"):
-		return errSyntax
+	case len(args) > 4 || withValues && !Fold(args[3], "withvalues"):
+		return ErrSyntax
 	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}
@@ -422,7 +422,7 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
 		w.Array(0)
 		return nil
 	}
-	if places, err = randomPlaces(places, count, len(k.value)); err != nil {
+	if places, err = randomPlaces(places, count, len(k.Value)); err != nil {
 		return err
 	}
 	switch {
@@ -456,7 +456,7 @@ type scanArgs struct {
 // type.
 func parseScan(cursor uint64, opts [][]byte) (a scanArgs, err error) {
 	a = scanArgs{cursor: cursor, count: 10}
-	p := optionsOf(opts)
+	p := OptionsOf(opts)
 	for p.More() {
 		switch {
 		case p.Option("count", 1):
@@ -474,15 +474,15 @@ func parseScan(cursor uint64, opts [][]byte) (a scanArgs, err error) {
 
 // scanOf is the part of HSCAN, SSCAN and ZSCAN before the scan; some is false if there is nothing to scan, which it has
 // replied, or an error.
-func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, some bool, err error) {
-	cursor, ok := parseCursor(args[2])
+func (k *Key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, some bool, err error) {
+	cursor, ok := ParseCursor(args[2])
 	if !ok {
 		return a, false, refusal("ERR invalid cursor")
 	}
 	if err := k.typed(t); err != nil {
 		return a, false, err
 	}
-	if !k.present {
+	if !k.Present {
 		replyScan(0, nil, w)
 		return a, false, nil
 	}
@@ -503,7 +503,7 @@ func replyScan(next uint64, found [][]byte, w *resp.Writer) {
 
 // cmdHScan gives a small hash all at once whatever COUNT says, and of a large one about as many fields. The pattern is
 // applied behind that, so a reply may have none and still a cursor.
-func cmdHScan(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHScan(k *Key, args [][]byte, w *resp.Writer) error {
 	a, some, err := k.scanOf(client.Hash, args, w)
 	if !some {
 		return err
@@ -521,9 +521,9 @@ func cmdHScan(k *key, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or nothing at all; a
-// zero byte ends it.
-func parseCursor(b []byte) (n uint64, ok bool) {
+// ParseCursor reads a number as C's strtoul does, which is how Redis reads a cursor. It may have a sign, or be nothing
+// at all; a zero byte ends it.
+func ParseCursor(b []byte) (n uint64, ok bool) {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	n, used, inRange := number.Unsigned(b, 10)
 	return n, inRange && used == len(b) && (used == 0 || !number.IsSpace(b[0]))

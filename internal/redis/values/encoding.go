@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"sync/atomic"
@@ -8,15 +8,15 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// encodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they
+// EncodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they
 // are the defaults.
-type encodingLimits struct {
-	set                                                         atomic.Bool
+type EncodingLimits struct {
+	Set                                                         atomic.Bool
 	hashEntries, hashValue, setInts, sortedEntries, sortedValue atomic.Int64
 }
 
-// of is where the value of a setting goes that is one of them, else nil.
-func (e *encodingLimits) of(name string) *atomic.Int64 {
+// Of is where the value of a setting goes that is one of them, else nil.
+func (e *EncodingLimits) Of(name string) *atomic.Int64 {
 	switch name {
 	case "hash-max-listpack-entries":
 		return &e.hashEntries
@@ -33,7 +33,7 @@ func (e *encodingLimits) of(name string) *atomic.Int64 {
 }
 
 // hashLarge reports whether Redis would keep a hash in a table by these limits.
-func (e *encodingLimits) hashLarge(h collection.Hash) bool {
+func (e *EncodingLimits) hashLarge(h collection.Hash) bool {
 	n, err := h.Len()
 	if err != nil || int64(n) > e.hashEntries.Load() {
 		return true
@@ -48,7 +48,7 @@ func (e *encodingLimits) hashLarge(h collection.Hash) bool {
 }
 
 // sortedLarge reports whether Redis would keep a sorted set in a skip list by these limits.
-func (e *encodingLimits) sortedLarge(z collection.ZSet) bool {
+func (e *EncodingLimits) sortedLarge(z collection.ZSet) bool {
 	if int64(z.Len()) > e.sortedEntries.Load() {
 		return true
 	}
@@ -64,8 +64,8 @@ func (e *encodingLimits) sortedLarge(z collection.ZSet) bool {
 // encodingOf is the one that Redis would have chosen for a collection.
 // Tools print it, and nothing here depends on it: collections have encodings of their own (package collection). While
 // the limits are the defaults these tell; else, or for a nil e, what the value has is counted.
-func (e *encodingLimits) encodingOf(t client.Type, value []byte) string {
-	changed := e != nil && e.set.Load()
+func (e *EncodingLimits) encodingOf(t client.Type, value []byte) string {
+	changed := e != nil && e.Set.Load()
 	switch t {
 	case client.Hash:
 		h := collection.Hash(value)
@@ -92,16 +92,16 @@ func (e *encodingLimits) encodingOf(t client.Type, value []byte) string {
 }
 
 // cmdEncoding answers as Redis would after SET; records here are all alike.
-func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) error {
-	_, isInt := resp.ParseInt(k.value)
+func cmdEncoding(k *Key, _ [][]byte, w *resp.Writer) error {
+	_, isInt := resp.ParseInt(k.Value)
 	switch {
-	case !k.present:
+	case !k.Present:
 		w.Null()
-	case k.typ != client.Plain:
-		w.BulkString(k.limits.encodingOf(k.typ, k.value))
+	case k.Type != client.Plain:
+		w.BulkString(k.Limits.encodingOf(k.Type, k.Value))
 	case isInt:
 		w.BulkString("int")
-	case len(k.value) <= 44:
+	case len(k.Value) <= 44:
 		w.BulkString("embstr")
 	default:
 		w.BulkString("raw")

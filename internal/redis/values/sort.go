@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ type sortArgs struct {
 // The arguments are kept. A BY pattern without a star is none, and needs no right.
 func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sortArgs, err error) {
 	o.count = -1
-	p := optionsOf(args[2:])
+	p := OptionsOf(args[2:])
 	for p.More() {
 		switch {
 		case p.Flag("asc"):
@@ -71,25 +71,25 @@ type sorted struct {
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
 func sortKey(t Keys, args [][]byte, w *resp.Writer, readOnly bool) error {
-	o, err := parseSort(args, readOnly, func() bool { return t.readsEverything(args) })
+	o, err := parseSort(args, readOnly, func() bool { return t.ReadsEverything(args) })
 	if err != nil {
 		return err
 	}
-	k := t.key(args[1])
-	if k.present && k.typ != client.List && k.typ != client.Set && k.typ != client.SortedSet {
-		return errWrongType
+	k := t.Key(args[1])
+	if k.Present && k.Type != client.List && k.Type != client.Set && k.Type != client.SortedSet {
+		return ErrWrongType
 	}
 	var elements [][]byte
-	if k.present {
-		if elements, err = elementsOf(k.typ, k.value); err != nil {
-			return collectionError(k.typ, args[1], err)
+	if k.Present {
+		if elements, err = elementsOf(k.Type, k.Value); err != nil {
+			return collectionError(k.Type, args[1], err)
 		}
 	}
-	if o.dontSort && k.typ == client.Set && o.store != nil {
+	if o.dontSort && k.Type == client.Set && o.store != nil {
 		// A set has no order, and what is stored is to be the same each time.
 		o.dontSort, o.alpha, o.by = false, true, nil
 	}
-	if o.dontSort && o.desc && k.typ != client.Set {
+	if o.dontSort && o.desc && k.Type != client.Set {
 		slices.Reverse(elements)
 	}
 	list, err := sortElements(t, elements, &o)
@@ -106,11 +106,11 @@ func sortKey(t Keys, args [][]byte, w *resp.Writer, readOnly bool) error {
 			out = append(out, byPattern(t, p, s.element))
 		}
 	}
-	if t.failure() != nil {
+	if t.Failure() != nil {
 		return nil
 	}
 	if o.store != nil {
-		return storeList(t.key(o.store), o.store, out, w)
+		return storeList(t.Key(o.store), o.store, out, w)
 	}
 	w.Array(len(out))
 	for _, e := range out {
@@ -135,7 +135,7 @@ func sortElements(t Keys, elements [][]byte, o *sortArgs) (list []sorted, err er
 				names = append(names, name)
 			}
 		}
-		t.load(names...)
+		t.Load(names...)
 	}
 	for i, e := range elements {
 		s := &list[i]
@@ -166,7 +166,7 @@ func sortElements(t Keys, elements [][]byte, o *sortArgs) (list []sorted, err er
 				n = bytes.Compare(a.element, b.element)
 			}
 		case a.none || b.none:
-			n = int(bit(b.none) - bit(a.none))
+			n = int(Bit(b.none) - Bit(a.none))
 		default:
 			n = bytes.Compare(a.by, b.by)
 		}
@@ -228,20 +228,20 @@ func byPattern(t Keys, pattern, element []byte) []byte {
 		return element
 	}
 	name, field, ok := patternKey(pattern, element)
-	if !ok || !t.possible(name) {
+	if !ok || !t.Possible(name) {
 		return nil
 	}
-	k := t.key(name)
+	k := t.Key(name)
 	switch {
-	case !k.present:
-		t.miss(name)
+	case !k.Present:
+		t.Miss(name)
 		return nil
 	case field != nil:
 		return fieldOf(k, field)
-	case k.typ != client.Plain:
+	case k.Type != client.Plain:
 		return nil
-	case k.value == nil:
+	case k.Value == nil:
 		return []byte{}
 	}
-	return k.value
+	return k.Value
 }

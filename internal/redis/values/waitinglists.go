@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"math"
@@ -10,19 +10,19 @@ import (
 )
 
 // parseBPop is for BLPOP and BRPOP.
-func parseBPop(left bool) waitFunc {
-	return func(args [][]byte) (b blocking, err error) {
+func parseBPop(left bool) WaitFunc {
+	return func(args [][]byte) (b Blocking, err error) {
 		names := args[1 : len(args)-1]
-		b.timeout, err = parseTimeout(args[len(args)-1])
-		b.names, b.line = names, lineOfLists
-		b.try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
-			return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
+		b.Timeout, err = ParseTimeout(args[len(args)-1])
+		b.Names, b.Line = names, LineOfLists
+		b.Try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+			return firstOf(t, names, client.List, again, func(k *Key, name []byte) error {
 				err := k.popList(name, left, 1, w, func(int) {
 					w.Array(2)
 					w.Bulk(name)
 				})
 				if err == nil {
-					t.name(k, onList, endOf(left)+"pop")
+					t.Name(k, onList, endOf(left)+"pop")
 				}
 				return err
 			})
@@ -32,42 +32,42 @@ func parseBPop(left bool) waitFunc {
 }
 
 // parseBLMove and those below read commands that wait; see blockingOn.
-func parseBLMove(args [][]byte) (blocking, error) {
+func parseBLMove(args [][]byte) (Blocking, error) {
 	from, to, err := parseEnds(args[3:])
 	if err != nil {
-		return blocking{}, err
+		return Blocking{}, err
 	}
 	return blockingMove(args, args[5], from, to)
 }
 
-func parseBRPopLPush(args [][]byte) (blocking, error) {
+func parseBRPopLPush(args [][]byte) (Blocking, error) {
 	return blockingMove(args, args[3], false, true)
 }
 
 // blockingMove waits for the source alone.
 // A destination that is no list is an error when there is something to move, and none before.
-func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, err error) {
-	b.timeout, err = parseTimeout(timeout)
-	b.names, b.line, b.one = args[1:2], lineOfLists, true
-	b.try = func(t Keys, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
+func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b Blocking, err error) {
+	b.Timeout, err = ParseTimeout(timeout)
+	b.Names, b.Line, b.One = args[1:2], LineOfLists, true
+	b.Try = func(t Keys, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
 	}
 	return b, err
 }
 
-func parseBLMPop(args [][]byte) (b blocking, err error) {
+func parseBLMPop(args [][]byte) (b Blocking, err error) {
 	a, err := parseMPop(args[2:])
 	if err != nil {
 		return b, err
 	}
-	b.timeout, err = parseTimeout(args[1])
-	b.names, b.line, b.try = a.names, lineOfLists, a.try
+	b.Timeout, err = ParseTimeout(args[1])
+	b.Names, b.Line, b.Try = a.names, LineOfLists, a.try
 	return b, err
 }
 
-// parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
+// ParseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
 // Fractions of a second are allowed, as since Redis 6.
-func parseTimeout(b []byte) (time.Duration, error) {
+func ParseTimeout(b []byte) (time.Duration, error) {
 	f, ok := parseLongDouble(b)
 	if !ok {
 		return 0, refusal("ERR timeout is not a float or out of range")
@@ -90,26 +90,26 @@ func parseTimeout(b []byte) (time.Duration, error) {
 // are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
 // other's way.
 func firstOf(t Keys, names [][]byte, typ client.Type, again bool,
-	pop func(k *key, name []byte) error) (found bool, err error) {
+	pop func(k *Key, name []byte) error) (found bool, err error) {
 	for i, name := range names {
 		if i == 1 {
-			t.load(names[1:]...)
+			t.Load(names[1:]...)
 		}
-		look := t.key
-		if t.waits() {
-			look = t.peek
+		look := t.Key
+		if t.Waits() {
+			look = t.Peek
 		}
 		k := look(name)
 		switch {
-		case t.failure() != nil:
+		case t.Failure() != nil:
 			return true, nil
-		case !k.present, again && k.typ != typ:
+		case !k.Present, again && k.Type != typ:
 			continue
 		}
 		if err := k.typed(typ); err != nil {
 			return true, err
 		}
-		return true, pop(t.key(name), name)
+		return true, pop(t.Key(name), name)
 	}
 	return false, nil
 }

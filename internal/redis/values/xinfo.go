@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -8,8 +8,8 @@ import (
 )
 
 // streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.
-func (k *key) streamInfo(name []byte) (s *collection.Stream, first collection.StreamID, err error) {
-	if !k.present {
+func (k *Key) streamInfo(name []byte) (s *collection.Stream, first collection.StreamID, err error) {
+	if !k.Present {
 		return nil, first, errNoKey
 	}
 	if s, err = k.readStream(name); err != nil {
@@ -21,20 +21,20 @@ func (k *key) streamInfo(name []byte) (s *collection.Stream, first collection.St
 
 // cmdXInfoStream looks at all entries before it replies, so that damage is an error and no half of a reply. The numbers
 // of the radix tree are what Redis would have.
-func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXInfoStream(k *Key, args [][]byte, w *resp.Writer) error {
 	s, first, err := k.streamInfo(args[2])
 	if err != nil {
 		return err
 	}
 	opts := args[3:]
 	full, count := len(opts) > 0, int64(10)
-	if full && (len(opts) != 1 && len(opts) != 3 || !fold(opts[0], "full") || len(opts) == 3 &&
-		!fold(opts[1], "count")) {
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+	if full && (len(opts) != 1 && len(opts) != 3 || !Fold(opts[0], "full") || len(opts) == 3 &&
+		!Fold(opts[1], "count")) {
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + Clip(args[1], 128) +
 			"'. Try XINFO HELP.")
 	}
 	if len(opts) == 3 {
-		if count, err = parseIntAs(opts[2], errNotInt); err != nil {
+		if count, err = parseIntAs(opts[2], ErrNotInt); err != nil {
 			return err
 		}
 		if count < 0 {
@@ -44,7 +44,7 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
 	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); err != nil {
 		return streamError(err, args[2])
 	}
-	w.Map(9 + int(bit(!full)))
+	w.Map(9 + int(Bit(!full)))
 	keys, nodes := s.Nodes()
 	field := func(name string, n int) { w.BulkString(name); w.Int(int64(n)) }
 	field("length", s.Len())
@@ -166,7 +166,7 @@ func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup,
 }
 
 // cmdXInfoGroups has the groups in the order of their names.
-func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXInfoGroups(k *Key, args [][]byte, w *resp.Writer) error {
 	s, first, err := k.streamInfo(args[2])
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdXInfoConsumers tells idle times in ms, by this gateway's clock.
-func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXInfoConsumers(k *Key, args [][]byte, w *resp.Writer) error {
 	s, _, err := k.streamInfo(args[2])
 	if err != nil {
 		return err
@@ -204,7 +204,7 @@ func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) error {
 		w.BulkString("pending")
 		w.Int(int64(n))
 		w.BulkString("idle")
-		w.Int(max(0, k.now-c.Seen))
+		w.Int(max(0, k.Now-c.Seen))
 	}
 	return nil
 }

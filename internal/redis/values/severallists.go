@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 
 // parseEnds reads from which end of a list an element goes, and to which one.
 func parseEnds(args [][]byte) (fromLeft, toLeft bool, err error) {
-	p := optionsOf(args[:2])
+	p := OptionsOf(args[:2])
 	fromLeft, toLeft = p.Choice("left", "right") == 0, p.Choice("left", "right") == 0
 	return fromLeft, toLeft, p.End()
 }
@@ -42,12 +42,12 @@ func moveOrNull(t Keys, args [][]byte, fromLeft, toLeft bool, w *resp.Writer) er
 // that has waited already a source that is no list is none. If the destination has no room neither list is changed, so
 // that the element is never lost.
 func moveElement(t Keys, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) (found bool, err error) {
-	t.load(from, to)
-	src, dst := t.key(from), t.key(to)
+	t.Load(from, to)
+	src, dst := t.Key(from), t.Key(to)
 	switch {
-	case t.failure() != nil:
+	case t.Failure() != nil:
 		return true, nil
-	case !src.present, again && src.typ != client.List:
+	case !src.Present, again && src.Type != client.List:
 		return false, nil
 	}
 	if err := cmp.Or(src.typed(client.List), dst.typed(client.List)); err != nil {
@@ -57,12 +57,12 @@ func moveElement(t Keys, from, to []byte, fromLeft, toLeft, again bool, w *resp.
 	if err != nil {
 		return true, err
 	}
-	off, end := collection.ListStart, len(src.value)
+	off, end := collection.ListStart, len(src.Value)
 	var e []byte
 	if fromLeft {
-		e, end, err = collection.ListNext(src.value, off)
+		e, end, err = collection.ListNext(src.Value, off)
 	} else {
-		e, off, err = collection.ListPrev(src.value, end)
+		e, off, err = collection.ListPrev(src.Value, end)
 	}
 	if err != nil {
 		return true, corruptList(from)
@@ -87,8 +87,8 @@ func moveElement(t Keys, from, to []byte, fromLeft, toLeft, again bool, w *resp.
 		dst.setList(d) // both or none
 		src.setList(s)
 	}
-	t.name(dst, onList, endOf(toLeft)+"push")
-	t.name(src, onList, endOf(fromLeft)+"pop")
+	t.Name(dst, onList, endOf(toLeft)+"push")
+	t.Name(src, onList, endOf(fromLeft)+"pop")
 	w.Bulk(e)
 	return true, nil
 }
@@ -103,8 +103,8 @@ func endOf(left bool) string {
 }
 
 // rotateList moves the element from byte off to byte end to an end of the same list, which becomes no longer.
-func (k *key) rotateList(name []byte, off, end int, e []byte, left bool) error {
-	b, err := k.mutable(len(k.value))
+func (k *Key) rotateList(name []byte, off, end int, e []byte, left bool) error {
+	b, err := k.mutable(len(k.Value))
 	if err != nil {
 		return err
 	}
@@ -135,10 +135,10 @@ func parseMPop(args [][]byte) (a popArgs, err error) {
 	case !ok || n < 1:
 		return a, refusal("ERR numkeys should be greater than 0")
 	case n >= int64(len(args)-1):
-		return a, errSyntax
+		return a, ErrSyntax
 	}
 	a.names = args[1 : 1+n]
-	p := optionsOf(args[1+n:])
+	p := OptionsOf(args[1+n:])
 	a.left = p.Choice("left", "right") == 0
 	for p.More() {
 		if a.count != 0 || !p.Option("count", 1) {
@@ -152,14 +152,14 @@ func parseMPop(args [][]byte) (a popArgs, err error) {
 
 // try pops from the first of names that has something.
 func (a popArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
-	return firstOf(t, names, client.List, again, func(k *key, name []byte) error {
+	return firstOf(t, names, client.List, again, func(k *Key, name []byte) error {
 		err := k.popList(name, a.left, a.count, w, func(n int) {
 			w.Array(2)
 			w.Bulk(name)
 			w.Array(n)
 		})
 		if err == nil {
-			t.name(k, onList, endOf(a.left)+"pop")
+			t.Name(k, onList, endOf(a.left)+"pop")
 		}
 		return err
 	})
