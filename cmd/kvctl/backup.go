@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/patient"
+	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/units"
 )
 

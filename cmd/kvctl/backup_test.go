@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
 // backup dumps the first end to a file, as a person does.

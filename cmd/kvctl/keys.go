@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/patient"
+	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/units"
 )
 

@@ -20,7 +20,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/patient"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
 

@@ -13,8 +13,9 @@ import (
 
 	"github.com/google/renameio/v2"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -145,7 +146,7 @@ func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) error {
 	case 3:
 		cat, ok := acl.ParseCategory(string(args[2]))
 		if !ok {
-			return refusal("ERR Unknown category '" + clip(args[2], 128) + "'")
+			return refusal("ERR Unknown category '" + values.Clip(args[2], 128) + "'")
 		}
 		for _, c := range commandsByID {
 			if c.served() && c.categories&cat != 0 {
@@ -192,7 +193,7 @@ func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) error {
 		c.g.dismissListeners(c)
 		c.g.dismissTrackers(c)
 		c.g.dismissMonitors(c)
-		c.g.o.Logger.Info("user changed", "user", clip(args[2], 128), "by", c.user.Load().Name, "peer", c.remote)
+		c.g.o.Logger.Info("user changed", "user", values.Clip(args[2], 128), "by", c.user.Load().Name, "peer", c.remote)
 		w.OK()
 	case errors.As(err, &bad):
 		return refusal("ERR Error in ACL SETUSER modifier " + bad.Error())
@@ -213,7 +214,7 @@ func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) error {
 	for _, a := range args[2:] {
 		if c.g.users.Delete(string(a)) != nil {
 			n++
-			c.g.o.Logger.Info("user deleted", "user", clip(a, 128), "by", c.user.Load().Name, "peer", c.remote)
+			c.g.o.Logger.Info("user deleted", "user", values.Clip(a, 128), "by", c.user.Load().Name, "peer", c.remote)
 		}
 	}
 	// The connections are closed behind all deletions, in one look at them.
@@ -310,14 +311,14 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case len(args) > 3:
 		return refusal(wrongArgs(commands["acl"].sub["log"]))
-	case len(args) == 3 && fold(args[2], "reset"):
+	case len(args) == 3 && values.Fold(args[2], "reset"):
 		c.g.denials.Reset()
 		w.OK()
 		return nil
 	case len(args) == 3:
 		var ok bool
 		if count, ok = resp.ParseInt(args[2]); !ok {
-			return refusal(errNotInt)
+			return values.ErrNotInt
 		}
 	}
 	now := time.Now()
@@ -353,7 +354,7 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 	if len(args) == 3 {
 		var ok bool
 		if bits, ok = resp.ParseInt(args[2]); !ok {
-			return refusal(errNotInt)
+			return values.ErrNotInt
 		}
 		if bits <= 0 || bits > 4096 {
 			return refusal("ERR ACL GENPASS argument must be the number of bits for the output password, a " +
@@ -374,7 +375,7 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) error {
 	u := c.g.users.Find(string(args[2]))
 	if u == nil {
-		return refusal("ERR User '" + clip(args[2], 128) + "' not found")
+		return refusal("ERR User '" + values.Clip(args[2], 128) + "' not found")
 	}
 	args = args[3:]
 	cmd := find(args[0])
@@ -383,7 +384,7 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 	switch {
 	case cmd == nil:
-		return refusal("ERR Command '" + clip(args[0], 128) + "' not found")
+		return refusal("ERR Command '" + values.Clip(args[0], 128) + "' not found")
 	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
 		return refusal(wrongArgs(cmd))
 	}
@@ -396,9 +397,9 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) error {
 	case acl.DeniedDatabase:
 		w.BulkString("This user has no permissions to access this database")
 	case acl.DeniedChannel:
-		w.BulkString("This user has no permissions to access the '" + clip(args[at], 128) + "' channel")
+		w.BulkString("This user has no permissions to access the '" + values.Clip(args[at], 128) + "' channel")
 	default:
-		w.BulkString("This user has no permissions to access the '" + clip(args[at], 128) + "' key")
+		w.BulkString("This user has no permissions to access the '" + values.Clip(args[at], 128) + "' key")
 	}
 	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // told tells Options.Answered of a command whose reply, or the part of it that has not been sent, starts at byte start

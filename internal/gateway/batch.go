@@ -10,7 +10,8 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/loop"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // A batch is commands that a connection has sent already and that go to the store
@@ -115,7 +116,7 @@ type unit struct {
 	version     uint64
 	// got and version are compared by EXEC: a read of a watched key by cmdExec, an update by change itself.
 	got     uint64            // version read; 0: no such key
-	k       key               // the state that commands see; load fills it in
+	k       values.Key        // the state that commands see; load fills it in
 	out     resp.Writer       // replies of an update, see entry.lo
 	outRoom int               // bytes that out may have
 	into    []byte            // where the value is read to
@@ -205,13 +206,13 @@ func (b *batch) tick() {
 func (b *batch) reset() {
 	for _, u := range b.units {
 		b.table[u.slot] = 0
-		u.name, u.value, u.k.value, u.err, u.watched = nil, nil, nil, nil, false
+		u.name, u.value, u.k.Value, u.err, u.watched = nil, nil, nil, nil, false
 		u.out.Reset(keepInto)
 		if cap(u.into) > keepInto {
 			u.into = nil
 		}
-		if cap(u.k.own) > keepInto {
-			u.k.own = nil
+		if cap(u.k.Own) > keepInto {
+			u.k.Own = nil
 		}
 		u.large = 0
 	}
@@ -308,7 +309,7 @@ func (b *batch) newUnit(name []byte) *unit {
 	b.units = b.all[:n+1]
 	u.b, u.name, u.kind, u.first, u.last, u.slot = b, name, 0, -1, -1, 0
 	u.large, u.track = 0, false
-	u.k.now, u.k.maxValue, u.k.limits = b.now, b.c.g.o.MaxValueBytes, &b.c.g.encodings
+	u.k.Now, u.k.MaxValue, u.k.Limits = b.now, b.c.g.o.MaxValueBytes, &b.c.g.encodings
 	return u
 }
 
@@ -387,7 +388,7 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	for i := range n {
 		a := args[1+i*step:][:step]
 		want := cmd.kind // put of MSET, and remove of DEL and UNLINK, whose answer says whether the key was there
-		if want == put && b.c.g.notify.Load()&uint32(onNew) != 0 {
+		if want == put && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
 			want = update // which tells whether the key was there
 		}
 		e := entry{cmd: cmd, args: a, first: i == 0, last: i == n-1, n: n}
@@ -409,21 +410,21 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 	var value []byte
 	var cond client.Cond
 	var at int64
-	var bad string
+	var err error
 	switch cmd.special {
 	case plainSet:
 		value = args[2]
 		want = put
 		if len(args) > 3 {
-			var a setArgs
-			a, bad = parseSet("set", args[3:], b.now, false)
-			at = a.expires
+			var a values.SetArgs
+			a, err = values.ParseSet("set", args[3:], b.now, false)
+			at = a.Expires
 			switch {
-			case a.get || a.keepTTL:
+			case a.Get || a.KeepTTL:
 				want = update
-			case a.nx:
+			case a.NX:
 				want, cond = putIf, client.IfAbsent
-			case a.xx:
+			case a.XX:
 				want, cond = putIf, client.IfPresent
 			}
 		}
@@ -431,16 +432,16 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 		value, cond = args[2], client.IfAbsent
 	case setFor1, setFor1000:
 		value = args[3]
-		at, bad = expireAt(cmd.name, args[2], cmd.special == setFor1000, false, b.now)
+		at, err = values.ExpireAt(cmd.name, args[2], cmd.special == setFor1000, false, b.now)
 	}
-	if bad != "" {
-		b.refuse(cmd, args, bad)
+	if err != nil {
+		b.refuse(cmd, args, err.Error())
 		return nil
 	}
 	if at != 0 && at <= b.now {
 		want = update // which makes a delete of it
 	}
-	if want == put && b.c.g.notify.Load()&uint32(onNew) != 0 {
+	if want == put && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
 		want = update // which tells whether the key was there
 	}
 	u, err := b.add(entry{cmd: cmd, args: args, first: true, last: true, n: 1}, name, want)
@@ -455,8 +456,6 @@ var (
 	errUnchanged = errors.New("unchanged")
 	// errWatched: a key that was watched has another version. Nothing was written; EXEC replies null.
 	errWatched = errors.New("watched key has changed")
-	// errRoom: the unit needs memory that has to be taken first; nothing was done.
-	errRoom = errors.New("no room")
 )
 
 // run performs the batch and writes its replies. Its error is that of sending.
@@ -509,7 +508,7 @@ func (b *batch) perform() {
 		b.pooled = need
 	}
 	for _, u := range b.units {
-		u.k.room, u.outRoom = limit, limit
+		u.k.Room, u.outRoom = limit, limit
 	}
 	b.beginTracking()
 	switch {
@@ -531,7 +530,7 @@ func (b *batch) perform() {
 	b.announce()
 	b.seen()
 	b.endTracking()
-	if b.writes || b.c.g.notify.Load()&uint32(onMiss) != 0 {
+	if b.writes || b.c.g.notify.Load()&uint32(values.OnMiss) != 0 {
 		b.tellOfWrites()
 	}
 }
@@ -551,7 +550,7 @@ func (b *batch) giveBack() {
 func (c *conn) adapt(b *batch) {
 	n := 0
 	for _, u := range b.units {
-		n += len(u.k.value)
+		n += len(u.k.Value)
 	}
 	if n > batchBytes {
 		c.window = max(1, len(b.units)*batchBytes/n)
@@ -639,7 +638,7 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 			it, u.got, u.stored, err = client.Item{}, 0, false, nil
 		}
 		if errors.Is(err, client.ErrWrongType) { // of a readValue, whose commands need no more than that
-			it, u.stored, err = client.Item{Type: unread}, true, nil
+			it, u.stored, err = client.Item{Type: values.Unread}, true, nil
 		}
 		u.load(it, u.stored)
 	case putIf:
@@ -713,7 +712,7 @@ func (b *batch) reply(e *entry) error {
 		if e.text != "" {
 			w.Error(e.text)
 		} else {
-			writeRefusal(w, e.cmd.conn(b.c, w, e.args))
+			values.WriteRefusal(w, e.cmd.conn(b.c, w, e.args))
 		}
 		return nil
 	}
@@ -756,11 +755,11 @@ func (b *batch) tell(e *entry, u *unit) {
 	k := &u.k
 	switch u.kind {
 	case presence, readValue, read:
-		k.count = 0
-		writeRefusal(w, e.cmd.key(k, e.args, w))
-		cur.sum += k.count
+		k.Count = 0
+		values.WriteRefusal(w, e.cmd.key(k, e.args, w))
+		cur.sum += k.Count
 		if e.cmd.lookup {
-			b.lookups[bit(k.present)]++
+			b.lookups[values.Bit(k.Present)]++
 		}
 	case put:
 		if e.cmd.fold == single {
@@ -769,14 +768,14 @@ func (b *batch) tell(e *entry, u *unit) {
 	case putIf:
 		switch {
 		case e.cmd.special == setNX:
-			w.Int(bit(u.stored))
+			w.Int(values.Bit(u.stored))
 		case u.stored:
 			w.OK()
 		default:
 			w.Null()
 		}
 	case remove:
-		cur.sum += bit(u.stored)
+		cur.sum += values.Bit(u.stored)
 	case update:
 		w.Raw(u.out.Bytes()[e.lo:e.hi])
 		if e.hi > e.lo && u.out.Bytes()[e.lo] == '-' {

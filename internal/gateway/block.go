@@ -9,7 +9,8 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Commands that wait for keys. The store has no servers and wakes nobody, so whoever waits is woken by the writers of
@@ -33,78 +34,31 @@ const (
 	pollBatch, pollLimit = 256, 1 << 10
 )
 
-// noWait is the timeout of a command that was not told to wait.
-const noWait = time.Duration(-1)
-
-// The lines of those who wait for a list and for a sorted set. Readers of a stream have none, or their group's.
-const lineOfLists, lineOfZSets = "list", "sorted set"
-
-// blocking is what a command that may wait asks for.
-// It is made for each command, and its names are the command's arguments, which stay until the connection has replied.
-type blocking struct {
-	names   [][]byte      // that it waits for
-	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
-	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has
-	// to look at its keys before it waits, whoever does so already, and if it has no line nobody is in its way
-	// afterwards, since it takes nothing.
-	line  string
-	reads bool
-	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
-	one bool
-	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied.
-	// again says that the client has waited: a key of a wrong type is then like none, as in Redis.
-	try func(t *staged, names [][]byte, again bool, w *resp.Writer) bool
-}
-
-// blockingOn makes a command that waits. parse has all of its arguments and may keep them; it returns the error reply
-// otherwise. Where nothing may wait, which is in transactions, the command is one on several keys.
-func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, string),
-	summary string) *command {
-	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) error {
-		b, bad := parse(args)
+// blockingOn makes a command that waits. Where nothing may wait, which is in transactions, it is one on several keys.
+func blockingOn(name string, arity, first, last, step int, group, summary string) *command {
+	parse := values.WaitingFor[name]
+	tryOnce := func(t *staged, args [][]byte, w *resp.Writer) error {
+		b, err := parse(args)
 		switch {
-		case bad != "":
-			return refusal(bad)
-		case b.reads && b.timeout != noWait && t.scripted:
+		case err != nil:
+			return err
+		case b.Reads && b.Timeout != values.NoWait && t.scripted:
 			return refusal("ERR " + name + " command is not allowed with BLOCK option from scripts")
-		case b.try(t, b.names, false, w):
-		case b.one:
+		}
+		switch found, err := b.Try(t, b.Names, false, w); {
+		case err != nil:
+			return err
+		case found:
+		case b.One:
 			w.Null()
 		default:
 			w.NullArray()
 		}
 		return nil
-	}, summary))
+	}
+	c := writes(onKeys(name, arity, first, last, step, group, summary).by(onStaged(tryOnce)))
 	c.block = parse
 	return c
-}
-
-// firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there
-// is none. The first key is most often the one, so that the others are read when they are needed. That those before it
-// are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
-// other's way.
-func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Writer,
-	pop func(k *key, name []byte)) bool {
-	for i, name := range names {
-		if i == 1 {
-			t.load(names[1:]...)
-		}
-		look := t.key
-		if t.mayWait {
-			look = t.peek
-		}
-		k := look(name)
-		switch {
-		case t.failed():
-			return true
-		case !k.present, again && k.typ != typ:
-			continue
-		case k.is(typ, w):
-			pop(t.key(name), name)
-		}
-		return true
-	}
-	return false
 }
 
 // waits are the clients of a gateway that wait. Its methods may be called concurrently.
@@ -205,14 +159,14 @@ func (s *waits) init(g *Gateway) {
 // enterQueues puts a client at the end of the queues of keys.
 // It is before the first look at the keys, so that a write between look and wait is not missed. A key that is named
 // twice is waited for once.
-func (s *waits) enterQueues(db int, b *blocking) *waiter {
-	x := &waiter{line: b.line, all: b.reads && b.line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1),
+func (s *waits) enterQueues(db int, b *values.Blocking) *waiter {
+	x := &waiter{line: b.Line, all: b.Reads && b.Line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1),
 		over: make(chan struct{})}
 	s.clients.Add(1) // before its first try: a writer that misses it has written before that
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	soon := time.Now().Add(minPollPause)
-	for _, name := range b.names {
+	for _, name := range b.Names {
 		n := stagedName{db, string(name)}
 		k := s.mu.keys[n]
 		if k == nil {
@@ -228,7 +182,7 @@ func (s *waits) enterQueues(db int, b *blocking) *waiter {
 			k.lines = append(k.lines, l)
 		}
 		l.queue = append(l.queue, x)
-		if b.reads && k.version == 0 { // it may be gone before it is looked up
+		if b.Reads && k.version == 0 { // it may be gone before it is looked up
 			k.version = unknownVersion
 		}
 		k.pause = minPollPause
@@ -442,15 +396,15 @@ func (x *waiter) told() ending {
 // time. The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and holds no lock while
 // it waits, nor anything of what it has read. An error ends the connection without a reply: the client is gone.
 func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
-	b, bad := c.parseBlocking(cmd, args)
-	if bad != "" {
+	b, err := c.parseBlocking(cmd, args)
+	if err != nil {
 		if c.shows(cmd) {
 			c.showCommand(cmd, args, len(args), c.db)
 		}
-		w.Error(bad)
+		w.Error(err.Error())
 		return 0, nil
 	}
-	if b.timeout == noWait {
+	if b.Timeout == values.NoWait {
 		began := time.Now()
 		c.performSeveral(cmd, w, args, began)
 		return time.Since(began), nil
@@ -471,16 +425,16 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}()
 
 	var timeout <-chan time.Time
-	if b.timeout > 0 {
-		timer := time.NewTimer(b.timeout)
+	if b.Timeout > 0 {
+		timer := time.NewTimer(b.Timeout)
 		defer timer.Stop()
 		timeout = timer.C
 	}
 	var gone <-chan struct{}
 	for again := false; ; again = true {
-		mine := b.names
-		if again || !b.reads {
-			mine = s.turn(x, c.db, b.names)
+		mine := b.Names
+		if again || !b.Reads {
+			mine = s.turn(x, c.db, b.Names)
 		}
 		var paused <-chan struct{}
 		if again { // it began before the pause, and would take what other gateways give
@@ -527,17 +481,17 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 }
 
-// parseBlocking reads the arguments of a command that may wait; bad is the error reply if they, or a name among them,
+// parseBlocking reads the arguments of a command that may wait; the error is the reply if they, or a name among them,
 // are no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would
 // write it.
-func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, bad string) {
-	b, bad = cmd.block(args)
-	for _, name := range b.names {
-		if bad == "" {
-			bad = badKey(c.in, name)
+func (c *conn) parseBlocking(cmd *command, args [][]byte) (b values.Blocking, err error) {
+	b, err = cmd.block(args)
+	for _, name := range b.Names {
+		if bad := badKey(c.in, name); err == nil && bad != "" {
+			err = refusal(bad)
 		}
 	}
-	return b, bad
+	return b, err
 }
 
 // awaitKeys waits for something to happen to a client in the queues: that its keys are to be looked at, which woken
@@ -582,7 +536,7 @@ var errGone = errors.New("the client has gone")
 // client has gone, and nothing was taken. An element is taken in one step with the look, so that two clients of two
 // gateways never get the same element. Whether a client that has waited is still there is looked at before that step
 // and behind it.
-func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) (
+func (c *conn) tryBlocked(cmd *command, args [][]byte, b *values.Blocking, names [][]byte, again bool, w *resp.Writer) (
 	done bool, end error) {
 	if again {
 		args = nil // it has missed its keys already
@@ -590,9 +544,11 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
 		defer t.noteChanges(cmd, args, &t.out)()
 		t.mayWait, t.waited = true, again
-		switch found := b.try(t, names, again, &t.out); {
+		found, err := b.Try(t, names, again, &t.out)
+		values.WriteRefusal(&t.out, err)
+		switch {
 		case t.err != nil:
-		case !found:
+		case !found && err == nil:
 			t.err = errNothing
 		case again && c.link.PeerGone():
 			t.err = errGone
@@ -622,11 +578,11 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 func (t *staged) putBack() bool {
 	var keys []*stagedKey
 	for _, k := range t.keys {
-		if !k.used || !k.changed || !k.present && !k.was.present {
+		if !k.used || !k.Changed || !k.Present && !k.was.Present {
 			continue
 		}
-		was := &stagedKey{key: k.was, stagedName: k.stagedName, bytes: k.bytes, version: k.version}
-		if was.changed = true; !k.present {
+		was := &stagedKey{Key: k.was, stagedName: k.stagedName, bytes: k.bytes, version: k.version}
+		if was.Changed = true; !k.Present {
 			was.version = 0
 		}
 		keys = append(keys, was)
@@ -644,19 +600,19 @@ func (t *staged) putBack() bool {
 // and 0 here.
 func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 	why := endTimeout
+	p := values.OptionsOf(args[3:])
 	switch {
 	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
-
-	case len(args) == 4 && fold(args[3], "error"):
+	case p.Flag("error"):
 		why = endError
-	case len(args) == 4 && !fold(args[3], "timeout"):
+	case p.More() && !p.Flag("timeout"):
 		return refusal("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
 	}
 	id, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return values.ErrNotInt
 	}
 	c.g.mu.Lock()
 	other := c.g.mu.conns[id]
@@ -666,7 +622,7 @@ func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) error {
 		return nil
 	}
 	x := other.blocked.Load()
-	w.Int(bit(x != nil && !x.held && x.unblock(why)))
+	w.Int(values.Bit(x != nil && !x.held && x.unblock(why)))
 	return nil
 }
 
@@ -676,7 +632,7 @@ func (t *staged) announce() {
 		return
 	}
 	for _, k := range t.keys {
-		if k.leavesCollection() {
+		if k.LeavesCollection() {
 			t.c.g.waits.wake(k.db, k.name)
 		}
 	}
@@ -688,12 +644,8 @@ func (b *batch) announce() {
 		return
 	}
 	for _, u := range b.units {
-		if u.kind == update && u.err == nil && u.k.leavesCollection() {
+		if u.kind == update && u.err == nil && u.k.LeavesCollection() {
 			b.c.g.waits.wake(b.c.db, string(u.name))
 		}
 	}
 }
-
-// leavesCollection reports whether a key has been changed to something that somebody may wait for.
-// Plain values are nothing to wait for: no blocking command takes one.
-func (k *key) leavesCollection() bool { return k.changed && k.present && k.typ != client.Plain }

@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -137,7 +138,7 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 func TestPollIsNotPutOff(t *testing.T) {
 	_, g := start(t, Options{Databases: fake()})
 	names := [][]byte{[]byte("k")}
-	first := g.waits.enterQueues(0, &blocking{names: names})
+	first := g.waits.enterQueues(0, &values.Blocking{Names: names})
 	defer g.waits.leaveQueues(first, false)
 	due := func() time.Time {
 		g.waits.mu.Lock()
@@ -146,7 +147,7 @@ func TestPollIsNotPutOff(t *testing.T) {
 	}
 	polls := 0
 	for before := due(); polls < 3; {
-		g.waits.leaveQueues(g.waits.enterQueues(0, &blocking{names: names}), false)
+		g.waits.leaveQueues(g.waits.enterQueues(0, &values.Blocking{Names: names}), false)
 		now := due()
 		if now.After(before) {
 			if before.After(time.Now()) {

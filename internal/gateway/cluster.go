@@ -7,7 +7,8 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -169,7 +170,7 @@ func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) error {
 // cmdClusterReplicas knows one node, whose copies are the memory nodes' affair.
 func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) error {
 	if string(args[2]) != c.g.runID {
-		return refusal("ERR Unknown node " + clip(args[2], 128))
+		return refusal("ERR Unknown node " + values.Clip(args[2], 128))
 	}
 	w.Array(0)
 	return nil
@@ -213,7 +214,7 @@ func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) error {
 	slot, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
-		return refusal(errNotInt)
+		return values.ErrNotInt
 	case slot < 0 || slot >= slots:
 		return refusal("ERR Invalid slot")
 	}
@@ -231,7 +232,7 @@ func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) error {
 	count, ok2 := resp.ParseInt(args[3])
 	switch {
 	case !ok1 || !ok2:
-		return refusal(errNotInt)
+		return values.ErrNotInt
 	case slot < 0 || slot >= slots || count < 0:
 		return refusal("ERR Invalid slot or number of keys")
 	}

@@ -7,8 +7,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a
@@ -108,7 +109,7 @@ func optionFlags(cmd *command, args [][]byte) []string {
 	switch cmd.name {
 	case "set":
 		for _, a := range args[3:] {
-			if fold(a, "get") {
+			if values.Fold(a, "get") {
 				return []string{"RW", "access", "update"}
 			}
 		}
@@ -132,9 +133,9 @@ func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) error {
 }
 
 func writeKeys(w *resp.Writer, args [][]byte, withFlags bool) error {
-	cmd, args, bad := ofCommand(args)
-	if bad != "" {
-		return refusal(bad)
+	cmd, args, err := ofCommand(args)
+	if err != nil {
+		return err
 	}
 	spans := both(cmd.keySpans(args))
 	w.Array(keysIn(spans))
@@ -164,9 +165,9 @@ func writeKeys(w *resp.Writer, args [][]byte, withFlags bool) error {
 	return nil
 }
 
-// ofCommand finds the command that GETKEYS is about, and its words; bad is the error reply.
+// ofCommand finds the command that GETKEYS is about, and its words.
 // It goes by the same numbers that describe tells, so that a client which trusts COMMAND finds the same keys.
-func ofCommand(args [][]byte) (cmd *command, words [][]byte, bad string) {
+func ofCommand(args [][]byte) (cmd *command, words [][]byte, err error) {
 	words = args[2:]
 	cmd = find(words[0])
 	if cmd != nil && cmd.sub != nil && len(words) > 1 {
@@ -174,15 +175,15 @@ func ofCommand(args [][]byte) (cmd *command, words [][]byte, bad string) {
 	}
 	switch {
 	case cmd == nil:
-		return nil, nil, "ERR Invalid command specified"
+		return nil, nil, refusal("ERR Invalid command specified")
 	case cmd.first == 0 && cmd.counted == 0 && cmd.spans == nil:
-		return nil, nil, "ERR The command has no key arguments"
+		return nil, nil, refusal("ERR The command has no key arguments")
 	case cmd.arity > 0 && len(words) != cmd.arity || len(words) < -cmd.arity:
-		return nil, nil, "ERR Invalid number of arguments specified for command"
+		return nil, nil, refusal("ERR Invalid number of arguments specified for command")
 	case keysIn(both(cmd.keySpans(words))) == 0 && !cmd.mayHaveNoKeys():
-		return nil, nil, "ERR Invalid arguments specified for command"
+		return nil, nil, refusal("ERR Invalid arguments specified for command")
 	}
-	return cmd, words, ""
+	return cmd, words, nil
 }
 
 // mayHaveNoKeys reports whether Redis has a command go without keys, as EVAL does.

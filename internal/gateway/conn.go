@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -12,11 +11,13 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/args"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -472,7 +473,7 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 // been performed.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
-	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
+	if cmd == unknown && (values.Fold(args[0], "post") || values.Fold(args[0], "host:")) {
 		// As Redis does: a web page can make a browser send commands in the body of a request.
 		c.g.m.httpRequests.Add(1)
 		c.g.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer",
@@ -550,7 +551,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 			return err
 		}
 	default:
-		writeRefusal(w, cmd.conn(c, w, args))
+		values.WriteRefusal(w, cmd.conn(c, w, args))
 	}
 	w.Proto = c.proto
 	b.heed = c.g.heed.Load() // it may have changed that, or taken long
@@ -606,7 +607,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 // first; in particular nobody learns before AUTH more than which commands exist.
 // It performs nothing, and may be asked twice about one command. args has one element at least.
 func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
-	if cmd = c.latest; cmd == nil || !fold(args[0], cmd.name) {
+	if cmd = c.latest; cmd == nil || !values.Fold(args[0], cmd.name) {
 		cmd = find(args[0])
 		c.latest = cmd
 	}
@@ -622,7 +623,8 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		}
 		sub := cmd.subcommand(args[1])
 		if sub == nil {
-			bad = "ERR unknown subcommand '" + clip(args[1], 128) + "'. Try " + strings.ToUpper(cmd.name) + " HELP."
+			bad = "ERR unknown subcommand '" + values.Clip(args[1], 128) + "'. Try " +
+				strings.ToUpper(cmd.name) + " HELP."
 			cmd = unknown
 			break
 		}
@@ -648,17 +650,11 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	return cmd, bad
 }
 
+// refusal is what a command says that is not performed, in Redis's words.
+type refusal = args.Refusal
+
 func wrongArgs(cmd *command) string {
 	return "ERR wrong number of arguments for '" + cmd.name + "' command"
-}
-
-// clip is what Redis prints of b with "%.*s": n bytes at most, none from NUL on.
-func clip(b []byte, n int) string {
-	b = b[:min(len(b), max(n, 0))]
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
-	}
-	return string(b)
 }
 
 // unknownCommand repeats the client's words, as Redis does, but no more than 128 bytes of them:
@@ -669,7 +665,7 @@ func unknownCommand(args [][]byte) string {
 		if s.Len() >= 128 {
 			break
 		}
-		s.WriteString("'" + clip(a, 128-s.Len()) + "' ")
+		s.WriteString("'" + values.Clip(a, 128-s.Len()) + "' ")
 	}
-	return "ERR unknown command '" + clip(args[0], 128) + "', with args beginning with: " + s.String()
+	return "ERR unknown command '" + values.Clip(args[0], 128) + "', with args beginning with: " + s.String()
 }

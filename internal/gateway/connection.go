@@ -4,15 +4,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // auth makes the connection a user's if the password is right. Success lifts the tight limits that a
 // stranger's commands have. name is the command's, as the client wrote it.
-// bad is the error reply; empty: it was right. Wrong guesses delay later ones from the same address (netsrv.Guesses),
+// Wrong guesses delay later ones from the same address (netsrv.Guesses),
 // and each is in ACL LOG.
-func (c *conn) auth(name, user, password []byte) (bad string) {
+func (c *conn) auth(name, user, password []byte) error {
 	if d := c.g.guesses.Delay(c.remote); d > 0 {
 		// Before the password is looked at, right or wrong: a client that hangs up instead of waiting has learnt
 		// nothing.
@@ -28,7 +29,7 @@ func (c *conn) auth(name, user, password []byte) (bad string) {
 		c.g.guesses.Wrong(c.remote)
 		c.recordDenial(acl.DeniedAuth, "toplevel", string(name), string(user))
 		c.g.o.Logger.Warn("wrong password", "peer", c.remote, "failures", n)
-		return "WRONGPASS invalid username-password pair or user is disabled."
+		return refusal("WRONGPASS invalid username-password pair or user is disabled.")
 	}
 	c.become(u)
 	if t := c.tracker.Load(); t != nil {
@@ -36,7 +37,7 @@ func (c *conn) auth(name, user, password []byte) (bad string) {
 			c.closing = true // as if the rights had been taken away
 		}
 	}
-	return ""
+	return nil
 }
 
 // cmdAuth takes a password, or a user and a password; while default needs none the second
@@ -45,7 +46,7 @@ func cmdAuth(c *conn, w *resp.Writer, args [][]byte) error {
 	user, password := []byte(acl.DefaultUser), args[1]
 	switch {
 	case len(args) > 3:
-		return refusal(errSyntax)
+		return values.ErrSyntax
 	case len(args) == 3:
 		user, password = args[1], args[2]
 	case c.g.users.Default().Rights().Open():
@@ -53,8 +54,8 @@ func cmdAuth(c *conn, w *resp.Writer, args [][]byte) error {
 			"sure your " +
 			"configuration is correct?")
 	}
-	if bad := c.auth(args[0], user, password); bad != "" {
-		return refusal(bad)
+	if err := c.auth(args[0], user, password); err != nil {
+		return err
 	}
 	w.OK()
 	return nil
@@ -77,23 +78,21 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) error {
 		proto = int(v)
 	}
 	var name []byte
-	for i := 2; i < len(args); {
-		more := len(args) - 1 - i
+	p := values.OptionsOf(args[min(2, len(args)):])
+	for p.More() {
 		switch {
-		case fold(args[i], "auth") && more >= 2:
-			if bad := c.auth(args[0], args[i+1], args[i+2]); bad != "" {
-				return refusal(bad)
+		case p.Option("auth", 2):
+			p.Fail(c.auth(args[0], p.Str(), p.Str()))
+		case p.Option("setname", 1):
+			if name = p.Str(); !validName(name) {
+				p.Refuse(errClientName)
 			}
-			i += 3
-		case fold(args[i], "setname") && more >= 1:
-			name = args[i+1]
-			if !validName(name) {
-				return refusal(errClientName)
-			}
-			i += 2
 		default:
-			return refusal("ERR Syntax error in HELLO option '" + string(args[i]) + "'")
+			p.Refuse(refusal("ERR Syntax error in HELLO option '" + string(p.Str()) + "'"))
 		}
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	if !c.authed && !c.admitted() {
 		return refusal("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO " +
@@ -135,12 +134,13 @@ func protocolBehind(args [][]byte, proto int) int {
 	if !ok || v < 2 || v > 3 {
 		return proto
 	}
-	for i := 2; i < len(args); {
-		switch more := len(args) - 1 - i; {
-		case fold(args[i], "auth") && more >= 2:
-			i += 3
-		case fold(args[i], "setname") && more >= 1 && validName(args[i+1]):
-			i += 2
+	p := values.OptionsOf(args[2:])
+	for p.More() {
+		switch {
+		case p.Option("auth", 2):
+			p.Str()
+			p.Str()
+		case p.Option("setname", 1) && validName(p.Str()):
 		default:
 			return proto
 		}
@@ -193,25 +193,25 @@ func cmdPing(c *conn, w *resp.Writer, args [][]byte) error {
 func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) error { w.Bulk(args[1]); return nil }
 
 // dbIndex reads the number of a database.
-// Databases are numbered from 0, as in Options.Databases; bad is the error reply.
-func (c *conn) dbIndex(b []byte) (db int, bad string) {
+// Databases are numbered from 0, as in Options.Databases.
+func (c *conn) dbIndex(b []byte) (db int, err error) {
 	n, ok := resp.ParseInt(b)
 	switch {
 	case !ok:
-		return 0, errNotInt
+		return 0, values.ErrNotInt
 	case n != int64(int32(n)):
-		return 0, "ERR value is out of range, value must between -2147483648 and 2147483647"
+		return 0, refusal("ERR value is out of range, value must between -2147483648 and 2147483647")
 	case n < 0 || n >= int64(len(c.g.o.Databases)):
-		return 0, "ERR DB index is out of range"
+		return 0, refusal("ERR DB index is out of range")
 	}
-	return int(n), ""
+	return int(n), nil
 }
 
 // cmdSelect costs nothing: the clients of all databases are open from the start.
 func cmdSelect(c *conn, w *resp.Writer, args [][]byte) error {
-	db, bad := c.dbIndex(args[1])
-	if bad != "" {
-		return refusal(bad)
+	db, err := c.dbIndex(args[1])
+	if err != nil {
+		return err
 	}
 	c.use(db)
 	w.OK()

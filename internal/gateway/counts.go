@@ -8,8 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // INFO's counters are Prometheus's, which only grow. So CONFIG RESETSTAT notes what they were, and INFO shows the

@@ -4,9 +4,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/glob"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // servedCommands leaves out what only a refusal exists for, so that a client that asks first
@@ -159,10 +160,10 @@ func document(w *resp.Writer, c *command) {
 		{"arguments", row.Arguments}}
 	n := 0
 	for _, f := range fields {
-		n += int(bit(f.value != nil))
+		n += int(values.Bit(f.value != nil))
 	}
 	w.BulkString(c.name)
-	w.Map(n + int(bit(len(subs) > 0)))
+	w.Map(n + int(values.Bit(len(subs) > 0)))
 	for _, f := range fields {
 		if f.value != nil {
 			w.BulkString(f.name)
@@ -182,21 +183,23 @@ func document(w *resp.Writer, c *command) {
 // nothing.
 func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) error {
 	list := servedCommands()
-	if len(args) > 2 {
-		var want func(c *command) bool
+	p := values.OptionsOf(args[2:])
+	if p.More() {
+		want := func(*command) bool { return false }
 		switch by := lower(nil, args[len(args)-1]); {
-		case len(args) != 5 || !fold(args[2], "filterby"):
-		case fold(args[3], "pattern"):
+		case len(args) != 5 || !p.Flag("filterby"):
+			p.Wrong()
+		case p.Flag("pattern"):
 			want = func(c *command) bool { return glob.Match(by, []byte(c.name)) }
 		// A category that does not exist has no commands, as in Redis.
-		case fold(args[3], "aclcat"):
+		case p.Flag("aclcat"):
 			cat, _ := acl.ParseCategory(string(by))
 			want = func(c *command) bool { return c.categories&cat != 0 }
-		case fold(args[3], "module"):
-			want = func(*command) bool { return false }
+		case !p.Flag("module"):
+			p.Wrong()
 		}
-		if want == nil {
-			return refusal(errSyntax)
+		if err := p.Err(); err != nil {
+			return err
 		}
 		list = slices.DeleteFunc(list, func(c *command) bool { return !want(c) })
 	}

@@ -7,80 +7,10 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
-
-// eventClass is what of it notify-keyspace-events asks for, a set of its letters.
-// The letters are those of redis.conf. Without onKeyspace or onKeyevent nothing is published, whatever the other
-// classes are.
-type eventClass uint32
-
-const (
-	onKeyspace eventClass = 1 << iota // events in a channel for each key
-	onKeyevent                        // events in a channel for each event
-	onGeneric                         // commands on keys of any type
-	onString
-	onList
-	onSet
-	onHash
-	onZSet
-	onExpired // see expiries
-	onEvicted // never: clients of a cache evict, and no gateway hears of it
-	onStream
-	onMiss   // a key that a command reads is not there
-	onModule // never: there are no modules
-	onNew    // a key that was not there
-	// onNothing is of events that Redis has not, which nobody can ask for.
-	onNothing
-	// the letter A
-	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule
-)
-
-// eventLetters are in the order in which CONFIG GET has them.
-var eventLetters = []struct {
-	letter byte
-	class  eventClass
-}{
-	{'g', onGeneric}, {'$', onString}, {'l', onList}, {'s', onSet}, {'h', onHash}, {'z', onZSet}, {'x', onExpired},
-	{'e', onEvicted},
-	{'t', onStream}, {'d', onModule}, {'n', onNew}, {'K', onKeyspace}, {'E', onKeyevent}, {'m', onMiss},
-}
-
-// parseEvents reads a value of notify-keyspace-events.
-// The empty value is good: it asks for nothing. ok is false for a letter that Redis has not.
-func parseEvents(v []byte) (c eventClass, ok bool) {
-next:
-	for _, b := range v {
-		if b == 'A' {
-			c |= onAll
-			continue
-		}
-		for _, l := range eventLetters {
-			if l.letter == b {
-				c |= l.class
-				continue next
-			}
-		}
-		return 0, false
-	}
-	return c, true
-}
-
-// String is the value as CONFIG GET shows it.
-func (c eventClass) String() string {
-	var s strings.Builder
-	all := c&onAll == onAll
-	if all {
-		s.WriteByte('A')
-	}
-	for _, l := range eventLetters {
-		if c&l.class != 0 && !(all && l.class&(onAll|onNew) != 0) {
-			s.WriteByte(l.letter)
-		}
-	}
-	return s.String()
-}
 
 // eventsText has the events of commands by class, as Redis 7.0 names them. A command that writes and is not here has
 // its own name for an event of class g.
@@ -133,7 +63,7 @@ z georadiusstore: georadius georadiusbymember
 
 // keyEvent is what a command's change of a key is called.
 type keyEvent struct {
-	class eventClass
+	class values.EventClass
 	name  string // as in Redis; the last part of the event's channel
 }
 
@@ -142,7 +72,7 @@ func nameEvents(all map[string]*command) {
 	for line := range strings.Lines(strings.TrimSpace(eventsText)) {
 		head, names, _ := strings.Cut(line, ":")
 		letter, event, _ := strings.Cut(head, " ")
-		class, _ := parseEvents([]byte(letter))
+		class, _ := values.ParseEvents([]byte(letter))
 		for name := range strings.FieldsSeq(names) {
 			if c := all[name]; c != nil {
 				c.event = keyEvent{class, event}
@@ -151,7 +81,7 @@ func nameEvents(all map[string]*command) {
 	}
 	for name, c := range all {
 		if c.write && c.event.class == 0 {
-			c.event = keyEvent{onGeneric, name}
+			c.event = keyEvent{values.OnGeneric, name}
 		}
 	}
 }
@@ -173,7 +103,7 @@ type change struct {
 // not be stale, and an event must have happened.
 func (b *batch) tellOfWrites() {
 	g := b.c.g
-	notify := eventClass(g.notify.Load())
+	notify := values.EventClass(g.notify.Load())
 	hears := g.hearsOfWrites()
 	if notify == 0 && !hears {
 		return
@@ -181,10 +111,10 @@ func (b *batch) tellOfWrites() {
 	var keys []written
 	for _, u := range b.units {
 		if u.kind <= read {
-			if notify&onMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
+			if notify&values.OnMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
 				b.eachEntry(u, func(e *entry) {
 					if e.cmd.tellsMiss(e.args) {
-						g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
+						g.event(&b.c.box, notify, b.c.db, keyEvent{values.OnMiss, "keymiss"}, u.name)
 					}
 				})
 			}
@@ -195,7 +125,7 @@ func (b *batch) tellOfWrites() {
 			b.eachEntry(u, func(e *entry) {
 				ch := u.changeOf(e)
 				if ch.missed && e.cmd.tellsMiss(e.args) {
-					g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
+					g.event(&b.c.box, notify, b.c.db, keyEvent{values.OnMiss, "keymiss"}, u.name)
 				}
 				if wrote = wrote || ch.changed; ch.changed && notify != 0 {
 					b.c.tellOfChange(notify, e.cmd.event, b.c.db, u.name, ch)
@@ -218,7 +148,7 @@ func (b *batch) tellOfWrites() {
 func (cmd *command) tellsMiss(args [][]byte) bool {
 	has := func(from int, words ...string) bool {
 		return slices.ContainsFunc(args[from:], func(a []byte) bool {
-			return slices.ContainsFunc(words, func(w string) bool { return fold(a, w) })
+			return slices.ContainsFunc(words, func(w string) bool { return values.Fold(a, w) })
 		})
 	}
 	switch {
@@ -275,16 +205,16 @@ func (u *unit) changeOf(e *entry) change {
 // tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry
 // that came with a value, and of a deletion. The order is Redis's: what made the key first, what happened to it, and
 // its deletion last.
-func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte, ch change) {
+func (c *conn) tellOfChange(notify values.EventClass, ev keyEvent, db int, name []byte, ch change) {
 	tell := func(ev keyEvent) { c.g.event(&c.box, notify, db, ev, name) }
 	if ch.created {
-		tell(keyEvent{onNew, "new"})
+		tell(keyEvent{values.OnNew, "new"})
 	}
 	// These two deletions are their own events: the key has not gone, it is elsewhere.
 	goes := ch.deleted && ev.name != "rename_from" && ev.name != "move_from"
 	switch {
-	case goes && (ev.class == onGeneric || strings.HasSuffix(ev.name, "store")):
-		ev = keyEvent{onGeneric, "del"}
+	case goes && (ev.class == values.OnGeneric || strings.HasSuffix(ev.name, "store")):
+		ev = keyEvent{values.OnGeneric, "del"}
 	case ev.name == "getex":
 		if ev.name = "expire"; ch.expires == 0 {
 			ev.name = "persist"
@@ -292,16 +222,16 @@ func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte,
 	}
 	tell(ev)
 	if ch.also != "" {
-		tell(keyEvent{onStream, ch.also})
+		tell(keyEvent{values.OnStream, ch.also})
 	}
-	if notify&onExpired != 0 {
+	if notify&values.OnExpired != 0 {
 		c.g.watchExpiry(db, name, ch.expires)
 	}
 	switch {
 	case goes && ev.name != "del":
-		tell(keyEvent{onGeneric, "del"})
+		tell(keyEvent{values.OnGeneric, "del"})
 	case ch.expires != 0 && ev.name == "set":
-		tell(keyEvent{onGeneric, "expire"})
+		tell(keyEvent{values.OnGeneric, "expire"})
 	}
 }
 
@@ -314,14 +244,14 @@ type stagedChange struct {
 
 // namedChange is what a command calls its change of a key, if that has not the command's own event.
 type namedChange struct {
-	k *key
+	k *values.Key
 	keyEvent
 }
 
-// name says that the command at hand calls its change of a key so. Redis tells of changes in this order.
+// Name says that the command at hand calls its change of a key so. Redis tells of changes in this order.
 // A command of several keys needs it, as RENAME does: rename_from and rename_to. For one without names, every key that
 // it changes has the command's own event.
-func (t *staged) name(k *key, class eventClass, event string) {
+func (t *staged) Name(k *values.Key, class values.EventClass, event string) {
 	t.named = append(t.named, namedChange{k, keyEvent{class, event}})
 }
 
@@ -338,8 +268,8 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 	// Keys that the command is the first to ask for are added behind these, with what they were when they were read.
 	before := make([]state, len(t.keys))
 	for i, k := range t.keys {
-		before[i] = state{k.changed, k.present}
-		k.changed = false
+		before[i] = state{k.Changed, k.Present}
+		k.Changed = false
 	}
 	return func() {
 		for i, k := range t.keys {
@@ -347,31 +277,31 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 				before = append(before, state{present: k.version != 0})
 			}
 		}
-		if eventClass(t.c.g.notify.Load())&onMiss != 0 && args != nil {
+		if values.EventClass(t.c.g.notify.Load())&values.OnMiss != 0 && args != nil {
 			t.noteMisses(cmd, args, w.Errors != errors, func(k *stagedKey) bool {
 				return before[slices.Index(t.keys, k)].present
 			})
 		}
 		note := func(k *stagedKey, ev keyEvent, created bool) {
 			t.changes = append(t.changes,
-				stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires,
-					also: k.also}})
+				stagedChange{k, ev, change{changed: true, created: created, deleted: !k.Present, expires: k.Expires,
+					also: k.Also}})
 		}
 		for _, x := range t.named {
-			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.key == x.k })
+			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.Key == x.k })
 			k := t.keys[i]
-			note(k, x.keyEvent, !before[i].present && k.present && x.class != onNew)
-			before[i].present = k.present // the next event of it is of no new key
+			note(k, x.keyEvent, !before[i].present && k.Present && x.class != values.OnNew)
+			before[i].present = k.Present // the next event of it is of no new key
 		}
 		for i, k := range t.keys {
 			was := before[i]
-			if k.changed && (was.present || k.present) && !isLibraries(k.name) &&
+			if k.Changed && (was.present || k.Present) && !isLibraries(k.name) &&
 				!slices.ContainsFunc(t.named, func(x namedChange) bool {
-					return x.k == &k.key
+					return x.k == &k.Key
 				}) {
-				note(k, cmd.event, !was.present && k.present)
+				note(k, cmd.event, !was.present && k.Present)
 			}
-			k.changed = k.changed || was.changed
+			k.Changed = k.Changed || was.changed
 		}
 	}
 }
@@ -394,7 +324,7 @@ func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*
 	}
 	for range n {
 		for _, k := range t.missed {
-			t.changes = append(t.changes, stagedChange{k: k, keyEvent: keyEvent{onMiss, "keymiss"}})
+			t.changes = append(t.changes, stagedChange{k: k, keyEvent: keyEvent{values.OnMiss, "keymiss"}})
 		}
 	}
 }
@@ -403,9 +333,9 @@ func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*
 // performStaged calls it behind the commit, with no changes if the outcome is unknown: then only caches are told.
 func (t *staged) tellOfWrites() {
 	g := t.c.g
-	notify := eventClass(g.notify.Load())
+	notify := values.EventClass(g.notify.Load())
 	for _, x := range t.changes {
-		if x.class == onMiss {
+		if x.class == values.OnMiss {
 			g.event(&t.c.box, notify, x.k.db, x.keyEvent, []byte(x.k.name))
 			continue
 		}
@@ -417,7 +347,7 @@ func (t *staged) tellOfWrites() {
 	tracks := t.c.tracksReads()
 	var keys []written
 	for _, k := range t.keys {
-		if k.changed && !isLibraries(k.name) {
+		if k.Changed && !isLibraries(k.name) {
 			keys = append(keys, written{[]byte(k.name), k.db, tracks, k.version})
 		}
 	}
@@ -449,15 +379,15 @@ func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 // event publishes an event of a key, if it is asked for.
 // Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers, in the channels
 // that Redis has for them: __keyspace@<db>__:<key> and __keyevent@<db>__:<event>.
-func (g *Gateway) event(box *outbox, notify eventClass, db int, ev keyEvent, key []byte) {
+func (g *Gateway) event(box *outbox, notify values.EventClass, db int, ev keyEvent, key []byte) {
 	if notify&ev.class == 0 {
 		return
 	}
 	at := "@" + strconv.Itoa(db) + "__:"
-	if notify&onKeyspace != 0 {
+	if notify&values.OnKeyspace != 0 {
 		g.publish(box, false, append([]byte("__keyspace"+at), key...), []byte(ev.name))
 	}
-	if notify&onKeyevent != 0 {
+	if notify&values.OnKeyevent != 0 {
 		g.publish(box, false, []byte("__keyevent"+at+ev.name), key)
 	}
 }

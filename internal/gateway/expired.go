@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // expiries are the keys to which this gateway has given an expiry while somebody asked for events of class x. Nothing
@@ -135,7 +136,7 @@ func (g *Gateway) watchExpiries() {
 // event: nobody is told of what was not seen.
 func (g *Gateway) lookAtExpiry(d dueKey) {
 	late := time.Now().UnixMilli() >= d.at // for the first look: nobody can say any more whether it held
-	notify := eventClass(g.notify.Load())
+	notify := values.EventClass(g.notify.Load())
 	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, eachLimit), time.Second)
 	defer cancel()
 	db := &g.dbs[d.db]
@@ -145,7 +146,8 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 	large := errors.As(ops[0].Err, new(*inside.TooLargeError))
 	e := &g.expiries
 	switch {
-	case !d.check && notify&onExpired != 0 && (large || ops[0].Err == nil && ops[0].Item.Expires.UnixMilli() == d.at):
+	case !d.check && notify&values.OnExpired != 0 &&
+		(large || ops[0].Err == nil && ops[0].Item.Expires.UnixMilli() == d.at):
 		d.check = true
 		e.Lock()
 		heaps.Push(&e.due, d)
@@ -153,7 +155,7 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		return
 	case (d.check || late) && errors.Is(ops[0].Err, client.ErrNotFound):
 		var box outbox
-		g.event(&box, notify, d.db, keyEvent{onExpired, "expired"}, []byte(d.key))
+		g.event(&box, notify, d.db, keyEvent{values.OnExpired, "expired"}, []byte(d.key))
 		box.flush()
 		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/rdb"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/rdb"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -86,8 +86,8 @@ func (c *conn) loadStored(payload []byte) (*librarySet, error) {
 
 // unreadable is the error where the key of libraries has something else.
 func unreadable(err error) error {
-	return resultError("ERR kvd: the libraries of functions in the store cannot be read, and FUNCTION FLUSH deletes " +
-		"them: " + brief(err))
+	return values.ResultError("ERR kvd: the libraries of functions in the store cannot be read, and FUNCTION " +
+		"FLUSH deletes them: " + brief(err))
 }
 
 // libraries are those of the store, up to libraryAge old, or as of now.
@@ -148,15 +148,15 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 	if t.failed() {
 		return nil, nil, false
 	}
-	if !k.present {
+	if !k.Present {
 		return newLibrarySet(), k, true
 	}
 	// The version says that the libraries that this gateway has loaded are those in the key, so they need not be loaded
 	// again.
-	if set := t.c.g.functions.now.Load(); set != nil && !k.changed && set.version == k.version {
+	if set := t.c.g.functions.now.Load(); set != nil && !k.Changed && set.version == k.version {
 		return set.clone(), k, true
 	}
-	if k.typ != client.Plain {
+	if k.Type != client.Plain {
 		t.err = unreadable(client.ErrWrongType)
 		return nil, nil, false
 	}
@@ -166,11 +166,11 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 		return nil, nil, false
 	}
 	defer unlock()
-	if set, err = t.c.loadStored(k.value); err != nil {
+	if set, err = t.c.loadStored(k.Value); err != nil {
 		t.err = err
 		return nil, nil, false
 	}
-	if !k.changed {
+	if !k.Changed {
 		set.version = k.version
 		t.c.g.functions.now.Store(set) // FCALL asks whether it is still the latest, since it has no time
 	}
@@ -190,26 +190,25 @@ func (t *staged) librariesKey() *stagedKey {
 	return k
 }
 
-// setLibraries writes libraries, and reports whether that can be done; if not, w has the error.
-// false may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
-func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
+// setLibraries writes libraries, if that can be done.
+// The error may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
+func (k *stagedKey) setLibraries(set *librarySet) error {
 	if len(set.libraries) == 0 {
-		if k.present {
-			k.delete()
+		if k.Present {
+			k.Delete()
 		}
-		return true
+		return nil
 	}
 	payload := set.payload()
-	switch most := min(maxLibraries, k.maxValue); {
+	switch most := min(maxLibraries, k.MaxValue); {
 	case len(payload) > most:
-		w.Error(fmt.Sprintf("ERR kvd: libraries of functions of %s; all together may have %s",
+		return refusal(fmt.Sprintf("ERR kvd: libraries of functions of %s; all together may have %s",
 			units.Bytes(len(payload)), units.Bytes(most)))
-		return false
-	case len(payload) > k.room:
-		k.want = len(payload)
-		return false
+	case len(payload) > k.Room:
+		k.Want = len(payload)
+		return values.ErrRoom
 	}
-	k.flags = 0
-	k.setAs(client.Plain, payload, 0)
-	return true
+	k.Flags = 0
+	k.SetAs(client.Plain, payload, 0)
+	return nil
 }

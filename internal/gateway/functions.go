@@ -8,11 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/rdb"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/rdb"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Libraries of functions are in the store, so that all gateways of a database have the same ones: in database 0, under
@@ -113,19 +114,20 @@ func (s *librarySet) payload() []byte {
 }
 
 func functionCommands() []*command {
-	look := func(name string, arity int, f severalFunc, summary string) *command {
-		c := onKeys(name, arity, 0, 0, 0, "", f, summary)
+	type stagedFunc = func(t *staged, args [][]byte, w *resp.Writer) error
+	look := func(name string, arity int, f stagedFunc, summary string) *command {
+		c := onKeys(name, arity, 0, 0, 0, "", summary).by(onStaged(f))
 		c.libraries = true
 		return c
 	}
-	change := func(name string, arity int, f severalFunc, summary string) *command {
+	change := func(name string, arity int, f stagedFunc, summary string) *command {
 		return writes(look(name, arity, f, summary))
 	}
 	return []*command{
-		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", functionCaller(false),
-			"Calls a function of a library."))),
-		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", functionCaller(true),
-			"Calls a function that may not write.")),
+		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting",
+			"Calls a function of a library.").by(functionCaller(false)))),
+		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting",
+			"Calls a function that may not write.").by(functionCaller(true))),
 		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
 			change("function|load", -3, functionLoad, "Adds a library."),
 			change("function|delete", 3, functionDelete, "Deletes a library."),
@@ -172,8 +174,8 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
 // functionCaller is FCALL and FCALL_RO.
 // It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
 // libraries of up to libraryAge ago.
-func functionCaller(readOnly bool) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
+func functionCaller(readOnly bool) values.SeveralFunc {
+	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
 			t.err = err
@@ -182,18 +184,18 @@ func functionCaller(readOnly bool) severalFunc {
 		if f.library == nil {
 			return refusal("ERR Function not found")
 		}
-		n, bad := keysOfScript(args, "ERR Bad number of keys provided")
-		if bad == "" && readOnly && !f.NoWrites() {
-			bad = errScriptFlag
-		}
-		if bad != "" {
-			return refusal(bad)
+		n, err := keysOfScript(args, "ERR Bad number of keys provided")
+		switch {
+		case err != nil:
+			return err
+		case readOnly && !f.NoWrites():
+			return refusal(errScriptFlag)
 		}
 		t.runScript(runningScript{name: f.Name, args: args}, true, f.NoWrites(), func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
 		})
 		return nil
-	}
+	})
 }
 
 // function finds a function; its library is nil if there is none.
@@ -224,8 +226,8 @@ func (t *staged) function(name []byte) (f function, err error) {
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
-		if !fold(a, "replace") {
-			return refusal("ERR Unknown option given: " + clip(a, 4096))
+		if !values.Fold(a, "replace") {
+			return refusal("ERR Unknown option given: " + values.Clip(a, 4096))
 		}
 		replace = true
 	}
@@ -257,9 +259,10 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	if taken := set.add(l); taken != "" {
 		return refusal("ERR Function " + taken + " already exists")
 	}
-	if k.setLibraries(set, w) {
-		w.BulkString(name)
+	if err := k.setLibraries(set); err != nil {
+		return err
 	}
+	w.BulkString(name)
 	return nil
 }
 
@@ -274,9 +277,10 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Library not found")
 	}
 	set.remove(name)
-	if k.setLibraries(set, w) {
-		w.OK()
+	if err := k.setLibraries(set); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
@@ -284,16 +288,20 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 	switch {
 	case len(args) > 3:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try FUNCTION HELP.")
 
-	case len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async"):
+	case len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async"):
 		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
-	if k := t.librariesKey(); !t.failed() {
-		k.setLibraries(newLibrarySet(), w)
-		w.OK()
+	k := t.librariesKey()
+	if t.failed() {
+		return t.err
 	}
+	if err := k.setLibraries(newLibrarySet()); err != nil {
+		return err
+	}
+	w.OK()
 	return nil
 }
 
@@ -303,13 +311,13 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	flush, replace := false, false
 	switch {
 	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try FUNCTION HELP.")
 
-	case len(args) == 3, fold(args[3], "append"):
-	case fold(args[3], "replace"):
+	case len(args) == 3, values.Fold(args[3], "append"):
+	case values.Fold(args[3], "replace"):
 		replace = true
-	case fold(args[3], "flush"):
+	case values.Fold(args[3], "flush"):
 		flush = true
 	default:
 		return refusal("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
@@ -335,9 +343,10 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return refusal("ERR " + err.Error())
 	}
-	if k.setLibraries(set, w) {
-		w.OK()
+	if err := k.setLibraries(set); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
@@ -376,15 +385,15 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) error {
 	withCode := false
 	for i := 2; i < len(args); i++ {
 		switch a := args[i]; {
-		case !withCode && fold(a, "withcode"):
+		case !withCode && values.Fold(a, "withcode"):
 			withCode = true
-		case pattern == nil && fold(a, "libraryname"):
+		case pattern == nil && values.Fold(a, "libraryname"):
 			if i++; i == len(args) {
 				return refusal("ERR library name argument was not given")
 			}
 			pattern = args[i]
 		default:
-			return refusal("ERR Unknown argument " + clip(a, 4096))
+			return refusal("ERR Unknown argument " + values.Clip(a, 4096))
 		}
 	}
 	set, _, ok := t.libraries()

@@ -9,7 +9,7 @@
 // if that has changed until then. Keys of several databases change together if these share a namespace (databases.go);
 // the flushes go step by step.
 //
-// The protocol is left to internal/resp, connections to internal/netsrv. Start with
+// The protocol is left to internal/redis/resp, connections to internal/netsrv. Start with
 // [Options] and [New]. In the code, a command is a keyFunc (strings.go), and pipelined
 // ones make a batch (batch.go). Loops (internal/loop, loop.go) serve clients that say
 // little at a time. A Gateway's methods may be called concurrently. The clients in
@@ -33,13 +33,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/peers"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Database is what SELECT chooses. Databases with the same Client share its namespace; see database.
@@ -222,18 +223,18 @@ type Gateway struct {
 	aclFile   sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops     // serve connections whose clients say little at a time
-	waits     waits          // BLPOP and the like
-	scripts   scripting      // EVAL and EVALSHA
-	functions functions      // FCALL and FUNCTION
-	hub       hub            // subscriptions
-	notify    atomic.Uint32  // notify-keyspace-events, an eventClass; CONFIG SET writes it
-	tracked   trackTable     // CLIENT TRACKING
-	watchers  watchers       // WATCH of absent keys
-	expiries  expiries       // events of class x
-	interest  sync.Mutex     // held while Options.Peers is told what to tell
-	held      held           // settings without effect, and what has one of them:
-	encodings encodingLimits // CONFIG SET writes it
+	loops     loop.Loops            // serve connections whose clients say little at a time
+	waits     waits                 // BLPOP and the like
+	scripts   scripting             // EVAL and EVALSHA
+	functions functions             // FCALL and FUNCTION
+	hub       hub                   // subscriptions
+	notify    atomic.Uint32         // notify-keyspace-events, an eventClass; CONFIG SET writes it
+	tracked   trackTable            // CLIENT TRACKING
+	watchers  watchers              // WATCH of absent keys
+	expiries  expiries              // events of class x
+	interest  sync.Mutex            // held while Options.Peers is told what to tell
+	held      held                  // settings without effect, and what has one of them:
+	encodings values.EncodingLimits // CONFIG SET writes it
 
 	mu struct {
 		sync.Mutex
@@ -273,7 +274,7 @@ func New(o Options) (*Gateway, error) {
 	g.scripts.cache, g.scripts.groupTime = luascript.NewCache(scriptCacheBytes), groupTime
 	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
-	g.encodings.reset()
+	setDefaults(&g.encodings)
 	g.waits.init(g)
 	g.hub.init()
 	g.tracked.init(o.TrackingKeys)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 func fake() []Database {
@@ -157,7 +158,7 @@ func TestPipelines(t *testing.T) {
 							case 2:
 								_, ok := model[k]
 								cmds, want = append(cmds, []string{"DEL", k}),
-									append(want, fmt.Sprintf(":%d\r\n", bit(ok)))
+									append(want, fmt.Sprintf(":%d\r\n", values.Bit(ok)))
 								delete(model, k)
 							case 3:
 								model[k] += v
@@ -569,9 +570,9 @@ func TestCloseAnswersNobody(t *testing.T) {
 func FuzzParseLongDouble(f *testing.F) {
 	f.Add([]byte("1e16383"), []byte("0x1p4"))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
-		k := key{present: true, value: a, maxValue: 1 << 20}
+		k := values.Key{Present: true, Value: a, MaxValue: 1 << 20}
 		var w = newWriter()
-		cmdIncrByFloat(&k, [][]byte{nil, nil, b}, w)
+		values.CmdIncrByFloat(&k, [][]byte{nil, nil, b}, w)
 		if w.Len() > 20_000 {
 			t.Fatalf("%d bytes", w.Len())
 		}

@@ -13,8 +13,9 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // statser is a database's client that counts, as *client.Client does.
@@ -65,8 +66,8 @@ var infoSections = []struct {
 		for _, n := range g.namespaces() {
 			if s, ok := n.api.(statser); ok {
 				st := s.Stats()
-				live += st.LiveUnits * recordUnit
-				granted += st.GrantedUnits * recordUnit
+				live += st.LiveUnits * values.RecordUnit
+				granted += st.GrantedUnits * values.RecordUnit
 			}
 		}
 		line("used_memory", m.used)
@@ -241,7 +242,7 @@ var infoSections = []struct {
 			line("latency_percentiles_usec_"+cmd.name, strings.Join(fields, ","))
 		}
 	}},
-	{"Cluster", false, func(x *infoOf, line func(string, any)) { line("cluster_enabled", bit(x.g.o.Cluster)) }},
+	{"Cluster", false, func(x *infoOf, line func(string, any)) { line("cluster_enabled", values.Bit(x.g.o.Cluster)) }},
 	{"Keyspace", false, func(x *infoOf, line func(string, any)) {
 		// A database that cannot be counted now is left out, as an empty one is in Redis.
 		for i := range x.g.o.Databases {
@@ -316,8 +317,8 @@ func cmdInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	for _, sec := range infoSections {
 		want := len(args) == 1 && !sec.extra
 		for _, a := range args[1:] {
-			want = want || fold(a, strings.ToLower(sec.name)) || fold(a, "all") || fold(a, "everything") ||
-				fold(a, "default") && !sec.extra
+			want = want || values.Fold(a, strings.ToLower(sec.name)) || values.Fold(a, "all") ||
+				values.Fold(a, "everything") || values.Fold(a, "default") && !sec.extra
 		}
 		if !want {
 			continue

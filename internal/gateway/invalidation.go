@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"slices"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // invalidate tells those who cache keys, of any database, that they were written; c, whose client wrote them, is nil if

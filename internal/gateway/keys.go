@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,10 +10,10 @@ import (
 	"strconv"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/number"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -107,25 +106,17 @@ func (g *Gateway) rest(err error) error {
 // collected before the first is sent, since their number comes first.
 const maxScanCount = 10_000
 
-// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or nothing at all; a
-// zero byte ends it.
-func parseCursor(b []byte) (n uint64, ok bool) {
-	b, _, _ = bytes.Cut(b, []byte{0})
-	n, used, inRange := number.Unsigned(b, 10)
-	return n, inRange && used == len(b) && (used == 0 || !number.IsSpace(b[0]))
-}
-
 // cmdScan keeps the promise of Redis's SCAN: what is there from its begin to its end is returned
 // at least once. The pattern is applied behind the store, so a call can return no keys and still
 // a cursor to go on with.
 // TYPE needs no value to be read. A database that shares its namespace gets fewer keys for the same work.
 func cmdScan(c *conn, w *resp.Writer, args [][]byte) error {
-	n, ok := parseCursor(args[1])
+	n, ok := values.ParseCursor(args[1])
 	if !ok {
 		return refusal("ERR invalid cursor")
 	}
 	count, pattern, ofType := int64(10), []byte(nil), []byte(nil)
-	p := optionsOf(args[2:])
+	p := values.OptionsOf(args[2:])
 	for p.More() {
 		switch {
 		case p.Option("count", 1):
@@ -155,7 +146,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) error {
 	err := c.pages(c.in, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true},
 		func(kvs []client.KV, cur client.Cursor) (bool, error) {
 			for _, kv := range kvs {
-				if (ofType == nil || fold(ofType, kv.Type.String())) &&
+				if (ofType == nil || values.Fold(ofType, kv.Type.String())) &&
 					(pattern == nil || glob.Match(pattern, kv.Key)) {
 					found = append(found, kv.Key)
 				}
@@ -284,8 +275,8 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 		dbs[i] = n
 	}
 	for i := range dbs {
-		if _, bad := c.dbIndex(args[1+i]); bad != "" {
-			return refusal(bad)
+		if _, err := c.dbIndex(args[1+i]); err != nil {
+			return err
 		}
 	}
 	if dbs[0] != dbs[1] {
@@ -303,8 +294,8 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 // from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are
 // gone.
 func (c *conn) flushDatabases(w *resp.Writer, args [][]byte, from, to int) error {
-	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
-		return refusal(errSyntax)
+	if len(args) > 2 || len(args) == 2 && !values.Fold(args[1], "async") && !values.Fold(args[1], "sync") {
+		return values.ErrSyntax
 	}
 	defer c.g.wroteAll(c) // whatever came of it
 	for _, n := range c.g.namespaces() {
@@ -345,137 +336,4 @@ func (c *conn) flushNamespace(n *namespace, from, to int) error {
 			}
 			return true, nil
 		})
-}
-
-// cmdMSetNX sets all of its keys or none.
-// All of the keys are conditions of the write, so that no two MSETNX of gateways can both succeed on a common key.
-func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) error {
-	if len(args)%2 == 0 {
-		return refusal("ERR wrong number of arguments for 'msetnx' command")
-	}
-	for i := 1; i < len(args); i += 2 {
-		if t.key(args[i]).present {
-			w.Int(0)
-			return nil
-		}
-	}
-	for i := 1; i < len(args); i += 2 {
-		t.key(args[i]).setAs(client.Plain, args[i+1], 0)
-	}
-	w.Int(1)
-	return nil
-}
-
-func cmdRename(t *staged, args [][]byte, w *resp.Writer) error {
-	return t.rename(args[1], args[2], false, w)
-}
-func cmdRenameNX(t *staged, args [][]byte, w *resp.Writer) error {
-	return t.rename(args[1], args[2], true, w)
-}
-
-// rename makes one key what another one is, which goes. With nx it must not be there.
-// The expiry goes with the value. A key that is renamed to itself stays, and is no event.
-func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) error {
-	t.load(from, to)
-	src := t.key(from)
-	switch {
-	case !src.present:
-		return refusal(errNoKey)
-	case bytes.Equal(from, to):
-	case nx && t.key(to).present:
-		w.Int(0)
-		return nil
-	default:
-		dst := t.key(to)
-		dst.become(src)
-		src.delete()
-		t.name(dst, onNew, "new")
-		t.name(src, onGeneric, "rename_from")
-		t.name(dst, onGeneric, "rename_to")
-	}
-	switch {
-	case !nx:
-		w.OK()
-	default:
-		w.Int(bit(!bytes.Equal(from, to)))
-	}
-	return nil
-}
-
-// become makes the key what another one is. Both have the one value from now on, in a buffer that neither writes to.
-// Giving up other.own is what keeps the common value from being written to by a later command of the same step.
-func (k *key) become(other *key) {
-	k.present, k.value, k.expires, k.flags, k.typ, k.changed = true, other.value, other.expires, other.flags, other.typ,
-		true
-	other.own = nil
-}
-
-// cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the
-// value that the source had at some time while it was made.
-func cmdCopy(t *staged, args [][]byte, w *resp.Writer) error {
-	db, replace := t.db, false
-	for i := 3; i < len(args); i++ {
-		switch {
-		case fold(args[i], "replace"):
-			replace = true
-		case fold(args[i], "db") && i+1 < len(args):
-			var bad string
-			if db, bad = t.c.dbIndex(args[i+1]); bad != "" {
-				return refusal(bad)
-			}
-			i++
-		default:
-			return refusal(errSyntax)
-		}
-	}
-	if db == t.db && bytes.Equal(args[1], args[2]) {
-		return refusal(errSameObject)
-	}
-	src := t.peek(args[1])
-	if dbs := t.c.g.dbs; dbs[db].shared == dbs[t.db].shared {
-		src = t.key(args[1])
-	}
-	if !src.present {
-		w.Int(0)
-		return nil
-	}
-	dst := t.keyIn(db, args[2])
-	if dst.present && !replace {
-		w.Int(0)
-		return nil
-	}
-	dst.become(src)
-	t.name(dst, onNew, "new")
-	t.name(dst, onGeneric, "copy_to")
-	w.Int(1)
-	return nil
-}
-
-// cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps
-// (staged.move); a transaction or a script is one, so that there it is refused, unless there is nothing to move.
-func cmdMove(t *staged, args [][]byte, w *resp.Writer) error {
-	db, bad := t.c.dbIndex(args[2])
-	switch {
-	case bad != "":
-		return refusal(bad)
-	case db == t.db:
-		return refusal(errSameObject)
-	}
-	src := t.key(args[1])
-	if !src.present {
-		w.Int(0)
-		return nil
-	}
-	dst := t.keyIn(db, args[1])
-	if dst.present {
-		w.Int(0)
-		return nil
-	}
-	dst.become(src)
-	src.delete()
-	t.name(dst, onNew, "new")
-	t.name(src, onGeneric, "move_from")
-	t.name(dst, onGeneric, "move_to")
-	w.Int(1)
-	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -68,7 +69,7 @@ func TestTrackingOfDatabases(t *testing.T) {
 func TestWakePassedOn(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
-	s, b := &g.waits, &blocking{names: [][]byte{[]byte("k")}}
+	s, b := &g.waits, &values.Blocking{Names: [][]byte{[]byte("k")}}
 	first, second, third := s.enterQueues(0, b), s.enterQueues(0, b), s.enterQueues(0, b)
 	s.leaveQueues(second, false)
 	if len(third.wake) > 0 {
@@ -116,7 +117,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 			}
 			return x != nil
 		})
-		behind := g.waits.enterQueues(0, &blocking{names: [][]byte{[]byte("k")}, line: lineOfLists})
+		behind := g.waits.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("k")}, Line: values.LineOfLists})
 		g.waits.wake(0, "k")
 		x.stop(endTimeout)
 		close(held)
@@ -134,7 +135,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 func TestPollSoonForWhoeverComes(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
-	s, b := &g.waits, &blocking{names: [][]byte{[]byte("k")}}
+	s, b := &g.waits, &values.Blocking{Names: [][]byte{[]byte("k")}}
 	s.mu.polling = true // by nobody
 	x := s.enterQueues(0, b)
 	k := x.keys[0]
@@ -158,7 +159,7 @@ func TestStreamWentMeanwhile(t *testing.T) {
 	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
 	s := &g.waits
 	for _, reads := range []bool{true, false} {
-		x := s.enterQueues(0, &blocking{names: [][]byte{[]byte("s")}, reads: reads, line: "group g"})
+		x := s.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("s")}, Reads: reads, Line: "group g"})
 		s.found(x.keys, []client.Op{{Err: client.ErrNotFound}})
 		if woken := len(x.wake) > 0; woken != reads {
 			t.Errorf("reads %v: woken %v", reads, woken)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Values that are longer than an operation may read without asking. Nobody knows how long a value is before it was
@@ -36,18 +37,18 @@ func (b *batch) performLarge(u *unit) {
 				return
 			}
 			reads = max(reads, large.Want)
-		case errors.Is(u.err, errRoom):
-			if u.k.want == 0 {
+		case errors.Is(u.err, values.ErrRoom):
+			if u.k.Want == 0 {
 				u.outRoom *= 8
 			} else { // the unit's next command may want a little more
-				u.k.room = max(u.k.want, min(2*u.k.room, u.k.maxValue))
+				u.k.Room = max(u.k.Want, min(2*u.k.Room, u.k.MaxValue))
 			}
 		default:
 			large = nil
 			c.share.Drop(held - b.keep(u, held))
 			return
 		}
-		n := readCost*int64(reads) + writeCost*int64(u.k.room) + 2*int64(u.outRoom)
+		n := readCost*int64(reads) + writeCost*int64(u.k.Room) + 2*int64(u.outRoom)
 		if err := c.take(n - held); err != nil {
 			c.share.Drop(held)
 			u.takeAnswer(client.Item{}, err)
@@ -65,11 +66,11 @@ func (b *batch) performLarge(u *unit) {
 // The factors are upper bounds of what buffers that grew by doubling have: a unit's replies, and a value with its
 // reply.
 func (b *batch) keep(u *unit, held int64) int64 {
-	u.k.own = nil
+	u.k.Own = nil
 	if u.kind > read {
-		u.into, u.k.value = nil, nil
+		u.into, u.k.Value = nil, nil
 	}
-	n := min(held, int64(2*u.out.Len()+3*len(u.k.value)))
+	n := min(held, int64(2*u.out.Len()+3*len(u.k.Value)))
 	b.held += n
 	return n
 }
@@ -121,11 +122,11 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 		u.large = large.Want
 	}
 	if b.framed(u) {
-		return 0, func() { u.k.value = nil }
+		return 0, func() { u.k.Value = nil }
 	}
 	held += b.spareFrame(u)
-	if u.err == nil && u.k.typ != client.Plain {
-		more = (framing - 1) * int64(len(u.k.value))
+	if u.err == nil && u.k.Type != client.Plain {
+		more = (framing - 1) * int64(len(u.k.Value))
 		if err := c.take(more); err != nil {
 			more = 0
 			u.takeAnswer(client.Item{}, err)
@@ -133,7 +134,7 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 	}
 	// The value's memory is one half, that of the reply takes the place of what it was read to.
 	return held/2 + more, func() {
-		u.k.value = nil
+		u.k.Value = nil
 		c.share.Drop(held - held/2)
 	}
 }
@@ -173,13 +174,13 @@ func (b *batch) frames(e *entry, u *unit) bool { return e.cmd.plain && !u.track 
 
 // framed reports whether u's value was read to its frame, so that this can be the reply.
 func (b *batch) framed(u *unit) bool {
-	return u.err == nil && u.k.present && u.k.typ == client.Plain && len(u.k.value) > 0 && len(u.frame) > 0 &&
-		&u.k.value[0] == &u.frame[replyHead]
+	return u.err == nil && u.k.Present && u.k.Type == client.Plain && len(u.k.Value) > 0 && len(u.frame) > 0 &&
+		&u.k.Value[0] == &u.frame[replyHead]
 }
 
 // replyFramed replies with u's value where it was read to.
 func (b *batch) replyFramed(e *entry, u *unit) error {
-	n := len(u.k.value)
+	n := len(u.k.Value)
 	head := fmt.Appendf(nil, "$%d\r\n", n)
 	frame := u.frame
 	u.frame = nil
@@ -254,14 +255,14 @@ func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 			it = client.Item{}
 		}
 		if u.takeAnswer(it, err); u.stored && err == nil {
-			u.k.from, u.k.whole = from, int(in.Size)
+			u.k.From, u.k.Whole = from, int(in.Size)
 		}
 		if b.framed(u) {
-			return 0, func() { u.k.value = nil }, true
+			return 0, func() { u.k.Value = nil }, true
 		}
 		held += b.spareFrame(u)
 		return held / 2, func() {
-			u.k.value = nil
+			u.k.Value = nil
 			c.share.Drop(held - held/2)
 		}, true
 	}

@@ -8,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // latencySamples is how many seconds of an event Redis keeps at most.
@@ -155,7 +156,7 @@ func cmdLatencyReset(c *conn, w *resp.Writer, args [][]byte) error {
 func cmdLatencyGraph(c *conn, w *resp.Writer, args [][]byte) error {
 	e, ok := c.g.latencies.find(args[2])
 	if !ok {
-		return refusal("ERR No samples available for event '" + clip(args[2], 128) + "'")
+		return refusal("ERR No samples available for event '" + values.Clip(args[2], 128) + "'")
 	}
 	w.Verbatim("txt", e.graph(string(args[2]), time.Now().Unix()))
 	return nil

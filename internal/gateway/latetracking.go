@@ -53,7 +53,7 @@ func (l *lateTracking) performed(c *conn, t *staged, q queued) {
 			if reads && !slices.Contains(l.keys, k) {
 				l.keys = append(l.keys, k)
 			}
-			if !writes || !k.changed || tr.noLoop {
+			if !writes || !k.Changed || tr.noLoop {
 				continue
 			}
 			at := slices.Index(l.keys, k)
@@ -96,7 +96,7 @@ func (l *lateTracking) enterKeys(c *conn) {
 	names := make([]trackedName, len(l.keys))
 	for i, k := range l.keys {
 		version := k.version
-		if !k.present {
+		if !k.Present {
 			version = 0
 		}
 		x.enterKey(c, k.db, []byte(k.name))

@@ -12,8 +12,9 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -124,9 +125,9 @@ func TestMoveElement(t *testing.T) {
 			switch elems = strings.TrimSpace(elems); elems {
 			case "":
 			case "!":
-				k.present, k.value = true, []byte("text")
+				k.Present, k.Value = true, []byte("text")
 			default:
-				k.present, k.typ, k.value = true, client.List, list(elems)
+				k.Present, k.Type, k.Value = true, client.List, list(elems)
 			}
 		}
 		args := [][]byte{}
@@ -134,22 +135,22 @@ func TestMoveElement(t *testing.T) {
 			args = append(args, []byte(a))
 		}
 		w := newWriter()
-		find(args[0]).keys(s, args, w)
+		values.WriteRefusal(w, find(args[0]).keys(s, args, w))
 		if got := string(w.Bytes()); got != c.reply {
 			t.Errorf("%s: %s: got %q, want %q", c.keys, c.cmd, got, c.reply)
 		}
 		var after []string
 		for _, k := range s.keys {
 			text := k.name + ":"
-			if k.typ == client.List {
+			if k.Type == client.List {
 				r := newWriter()
-				cmdLRange(&k.key, [][]byte{nil, []byte(k.name), []byte("0"), []byte("-1")}, r)
+				values.CmdLRange(&k.Key, [][]byte{nil, []byte(k.name), []byte("0"), []byte("-1")}, r)
 				for i, f := range strings.Fields(string(r.Bytes())) {
 					if i > 0 && i%2 == 0 {
 						text += " " + f
 					}
 				}
-			} else if k.present {
+			} else if k.Present {
 				text += " !"
 			}
 			after = append(after, text)
@@ -299,9 +300,13 @@ func TestTimeouts(t *testing.T) {
 		" 1":               "ERR timeout is not a float or out of range",
 		"9223372036854775": "0s", "1e12": "0s",
 	} {
-		d, bad := parseTimeout([]byte(text))
-		if got := bad; got != want && (bad != "" || d.String() != want) {
-			t.Errorf("%q: %v, %q, want %s", text, d, bad, want)
+		d, err := values.ParseTimeout([]byte(text))
+		got := d.String()
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
 		}
 	}
 }

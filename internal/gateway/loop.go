@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/loop"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // calmUnits is for how many keys a loop has time.
@@ -51,7 +52,7 @@ func (c *conn) Read(alone bool) error {
 // A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
 // A client that caches (CLIENT TRACKING) needs the version, which such a lookup does not ask for.
 func (c *conn) looksUp(args [][]byte) bool {
-	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil &&
+	return len(args) == 2 && values.Fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil &&
 		badKey(c.in, args[1]) == "" && c.permitted(getCommand, args)
 }
 

@@ -1,10 +1,15 @@
 package gateway
 
 import (
+	"cmp"
+	"errors"
 	"runtime"
+	"time"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // memoryUse is what INFO and MEMORY tell of memory: the store's, of the namespace of a database, for that is what keys
@@ -87,6 +92,31 @@ func cmdMemoryStats(c *conn, w *resp.Writer, _ [][]byte) error {
 		case uint64:
 			w.Int(int64(v))
 		}
+	}
+	return nil
+}
+
+// cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is
+// noted, and the error is that of a Redis that counts uses only. It is no keyFunc, since the time is not in the record.
+func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) error {
+	if bad := badKey(c.in, args[2]); bad != "" {
+		return refusal(bad)
+	}
+	ago, noted, err := time.Duration(0), false, error(nil)
+	if tools, ok := inside.Find(c.in.api); ok {
+		ago, noted, err = tools.LastUse(c.ctx, c.in.stored(args[2]))
+	} else if version, e := versionOf(c, args[2]); e != nil || version == 0 {
+		err = cmp.Or(e, client.ErrNotFound)
+	}
+	switch {
+	case errors.Is(err, client.ErrNotFound):
+		w.Null()
+	case err != nil:
+		return refusal(c.g.storeError(err))
+	case !noted:
+		return refusal("ERR An LFU maxmemory policy is selected, idle time not tracked." + values.Adjust)
+	default:
+		w.Int(int64(ago / time.Second))
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/redis/acl"
 )
 
 // Histograms have buckets of powers of two: of 1 µs, of 1 command.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -37,9 +38,10 @@ func TestLines(t *testing.T) {
 	s := polls(t, Options{Databases: fake()})
 	var xs []*waiter
 	names := [][]byte{[]byte("k")}
-	for _, b := range []blocking{{line: lineOfLists}, {line: lineOfLists}, {line: lineOfZSets}, {line: lineOfZSets},
-		{reads: true}, {reads: true}, {reads: true, line: "group g"}} {
-		b.names = names
+	for _, b := range []values.Blocking{{Line: values.LineOfLists}, {Line: values.LineOfLists},
+		{Line: values.LineOfZSets}, {Line: values.LineOfZSets},
+		{Reads: true}, {Reads: true}, {Reads: true, Line: "group g"}} {
+		b.Names = names
 		x := s.enterQueues(0, &b)
 		defer s.leaveQueues(x, false)
 		xs = append(xs, x)
@@ -63,9 +65,9 @@ func polls(t *testing.T, o Options) *waits {
 
 // waiting enters a client in the queue of a key.
 func (s *waits) waiting(t *testing.T, db int, names ...string) *waiter {
-	b := &blocking{line: lineOfLists}
+	b := &values.Blocking{Line: values.LineOfLists}
 	for _, n := range names {
-		b.names = append(b.names, []byte(n))
+		b.Names = append(b.Names, []byte(n))
 	}
 	x := s.enterQueues(db, b)
 	t.Cleanup(func() { s.leaveQueues(x, false) })
@@ -166,7 +168,7 @@ func TestSeenBeforeItWaits(t *testing.T) {
 	s := polls(t, Options{Databases: fake()})
 	s.mu.Lock()
 	entered := make(chan *waiter)
-	go func() { entered <- s.enterQueues(0, &blocking{names: [][]byte{[]byte("k")}}) }()
+	go func() { entered <- s.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("k")}}) }()
 	waits := func() bool {
 		b := make([]byte, 1<<20)
 		return slices.ContainsFunc(strings.Split(string(b[:runtime.Stack(b, true)]), "\n\n"), func(g string) bool {

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 const (

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // moveStores is a gateway of two databases, the key k = 1 in the first one, and a connection that is in the second one.
@@ -28,9 +29,9 @@ func TestMove(t *testing.T) {
 		command string
 		reply   string
 	}{
-		{p, "MOVE k 0", "-" + errSameObject + "\r\n"},
+		{p, "MOVE k 0", "-" + string(values.ErrSameObject) + "\r\n"},
 		{p, "MOVE k 2", "-ERR DB index is out of range\r\n"},
-		{p, "MOVE k x", "-" + errNotInt + "\r\n"},
+		{p, "MOVE k x", "-" + string(values.ErrNotInt) + "\r\n"},
 		{p, "MOVE none 1", ":0\r\n"},
 		{p, "PEXPIREAT k 4000000000123", ":1\r\n"},
 		{p, "MOVE k 1", ":1\r\n"},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -38,7 +39,7 @@ func TestParts(t *testing.T) {
 		from := num()
 		to := from + rand.IntN(1000) - 100
 		was := c.Stats().Verbs.ReadBytes
-		lo, hi := byteRange(int64(from), int64(to), size)
+		lo, hi := values.ByteRange(int64(from), int64(to), size)
 		if hi-lo > 1<<20 {
 			continue
 		}
@@ -48,7 +49,7 @@ func TestParts(t *testing.T) {
 			t.Errorf("GETRANGE %d %d READ %d bytes", from, to, got)
 		}
 		at := rand.IntN(9 * size)
-		p.want(t, fmt.Sprintf(":%d\r\n", bitAt(value, int64(at))), "GETBIT", "v", strconv.Itoa(at))
+		p.want(t, fmt.Sprintf(":%d\r\n", values.BitAt(value, int64(at))), "GETBIT", "v", strconv.Itoa(at))
 	}
 	for _, cmd := range [][]string{{":1\r\n", "EXISTS", "v"}, {"+string\r\n", "TYPE", "v"}, {":1\r\n", "TOUCH", "v"},
 		{":-1\r\n", "TTL", "v"}, {":1\r\n", "OBJECT", "REFCOUNT", "v"}} {
@@ -61,7 +62,7 @@ func TestParts(t *testing.T) {
 	p.send(t, []string{"GETRANGE", "v", "5", "8"}, []string{"STRLEN", "v"}, []string{"SUBSTR", "v", "-1", "-1"},
 		[]string{"GETRANGE", "v", "x", "8"}, []string{"GETRANGE", "v", "3", "2"}, []string{"EXISTS", "v"})
 	for _, want := range []string{bulk(string(value[5:9])), fmt.Sprintf(":%d\r\n", size),
-		bulk(string(value[size-1:])), "-" + errNotInt + "\r\n", "$0\r\n\r\n", ":1\r\n"} {
+		bulk(string(value[size-1:])), "-" + string(values.ErrNotInt) + "\r\n", "$0\r\n\r\n", ":1\r\n"} {
 		if got := string(p.reply(t)); got != want {
 			t.Errorf("got %.100q, want %.100q", got, want)
 		}

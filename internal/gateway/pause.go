@@ -7,9 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // These are bits of Gateway.heed, one for each reason to do more than to perform commands. There is nearly always none,
@@ -255,14 +256,14 @@ func (c *conn) awaitCommands(over <-chan struct{}) {
 // cmdClientPause holds up the commands of this gateway's clients for some time, all of them or those that write.
 func cmdClientPause(c *conn, w *resp.Writer, args [][]byte) error {
 	all := true
+	p := values.OptionsOf(args[3:])
 	switch {
 	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try CLIENT HELP.")
-
-	case len(args) == 4 && fold(args[3], "write"):
+	case p.Flag("write"):
 		all = false
-	case len(args) == 4 && !fold(args[3], "all"):
+	case p.More() && !p.Flag("all"):
 		return refusal("ERR CLIENT PAUSE mode must be WRITE or ALL")
 	}
 	ms, ok := resp.ParseInt(args[2])

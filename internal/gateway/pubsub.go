@@ -6,9 +6,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/peers"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // channelArgs says which arguments of a command are channels.
@@ -313,7 +314,7 @@ func (x *outbox) encoded(c *conn, t topic, pattern, channel, payload []byte) []b
 // In RESP2 a push is an array. c's protocol may change at any time; a client that changes it gets messages of both
 // forms.
 func (x *outbox) form(c *conn) *resp.Writer {
-	i := bit(c.seenP3.Load())
+	i := values.Bit(c.seenP3.Load())
 	x.forms[i].Proto = 2 + int(i)
 	return &x.forms[i]
 }
@@ -498,7 +499,7 @@ func cmdUnsubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
 func listTopics(t topic) connFunc {
 	return func(c *conn, w *resp.Writer, args [][]byte) error {
 		if len(args) > 3 {
-			return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 				"'. Try PUBSUB HELP.")
 		}
 		var names []string

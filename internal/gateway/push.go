@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // pushes is the part of an output that other goroutines fill: messages that its client did not ask for. They wait in

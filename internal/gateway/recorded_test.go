@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // The recorded run. Replies to a fixed list of commands are compared with those of testdata/recorded, in time that
@@ -181,7 +182,7 @@ func (r *recorder) noteReply(cmd []string, reply string) {
 		return
 	}
 	n := r.replies[c]
-	n[bit(strings.HasPrefix(reply, "-"))]++
+	n[values.Bit(strings.HasPrefix(reply, "-"))]++
 	r.replies[c] = n
 }
 

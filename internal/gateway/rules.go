@@ -6,8 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Users, and what their commands may touch. Package acl knows rules; what follows tells it what a command is about.
@@ -179,26 +180,26 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	case "set":
 		// With GET it tells the value before, which is to read it.
 		for _, o := range args[3:] {
-			if fold(o, "get") {
+			if values.Fold(o, "get") {
 				a.Needs |= acl.NeedRead
 			}
 		}
 	case "bitfield":
 		a.Needs = bitFieldNeeds(args)
 	case "select":
-		if n, bad := c.dbIndex(args[1]); bad == "" {
+		if n, err := c.dbIndex(args[1]); err == nil {
 			a.Use(n)
 		}
 	case "copy":
 		for i := 3; i+1 < len(args); i++ {
-			if fold(args[i], "db") {
-				if n, bad := c.dbIndex(args[i+1]); bad == "" {
+			if values.Fold(args[i], "db") {
+				if n, err := c.dbIndex(args[i+1]); err == nil {
 					a.Use(n)
 				}
 			}
 		}
 	case "move":
-		if n, bad := c.dbIndex(args[2]); bad == "" {
+		if n, err := c.dbIndex(args[2]); err == nil {
 			a.Use(n)
 		}
 	case "flushall":
@@ -415,4 +416,15 @@ func (g *Gateway) dismissUsers(self *conn, off bool) {
 			x.link.Kill()
 		}
 	})
+}
+
+// ReadsEverything reports whether the connection's user may perform the command by rules that let him read every key.
+// Rules cannot be asked about keys that are not known before the command runs.
+func (t *staged) ReadsEverything(args [][]byte) bool {
+	r := t.c.user.Load().Rights()
+	if r.Unlimited() {
+		return true
+	}
+	a := t.c.accessOf(find(args[0]), args, t.db)
+	return r.ReadsAllKeys(&a)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Scripts that a client pipelines go to the store together, as other commands on single keys do (batch): each EVALSHA
@@ -55,7 +56,7 @@ func (b *batch) joins(cmd *command, args [][]byte) bool {
 	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
 		return false
 	}
-	if n, bad := keysOfScript(args, errNotInt); bad != "" || n != 1 || badKey(c.in, args[3]) != "" {
+	if n, err := keysOfScript(args, values.ErrNotInt); err != nil || n != 1 || badKey(c.in, args[3]) != "" {
 		return false
 	}
 	prog := c.g.scripts.cache.Find(args[1])
@@ -126,7 +127,7 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 		default:
 			reply := u.out.Bytes()[s.lo:s.hi]
 			w.Raw(reply)
-			w.Errors += int(bit(bytes.HasPrefix(reply, []byte("-"))))
+			w.Errors += int(values.Bit(bytes.HasPrefix(reply, []byte("-"))))
 		}
 		x := ended{cmd: s.cmd, args: s.args, start: start, errs: errs, took: took, shown: true}
 		if err := b.finish(&x); err != nil {
@@ -244,7 +245,7 @@ func (g *group) reads() (n int) {
 		t.out.Reset(keepReply)
 		t.out.Proto = b.c.proto
 		*k = stagedKey{stagedName: k.stagedName, bytes: k.bytes}
-		k.now, k.maxValue, k.room, k.limits = t.now, b.c.g.o.MaxValueBytes, t.room, &b.c.g.encodings
+		k.Now, k.MaxValue, k.Room, k.Limits = t.now, b.c.g.o.MaxValueBytes, t.room, &b.c.g.encodings
 		b.ops = append(b.ops, client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true})
 	}
 	return len(b.ops)
@@ -300,19 +301,19 @@ func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
 		return false
 	}
 	k, told := t.keys[0], len(t.changes)
-	before := k.key
+	before := k.Key
 	s.lo = t.out.Len()
 	t.scriptsEnd = time.Time{} // each has its own time
 	t.run(s.cmd, s.args, &t.out)
 	s.hi = t.out.Len()
-	if t.err == nil && k.want == 0 && s.hi <= limit {
+	if t.err == nil && k.Want == 0 && s.hi <= limit {
 		return true
 	}
 	for _, other := range t.keys[1:] {
 		delete(t.find, other.stagedName)
 	}
 	t.keys, t.err, t.changes = t.keys[:1], nil, t.changes[:told]
-	k.key, k.own = before, nil
+	k.Key, k.Own = before, nil
 	t.out.Truncate(s.lo)
 	return false
 }

@@ -8,9 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // Scripts run over a staged: redis.call finds a command in the table and works on the keys as the script has left them.
@@ -50,15 +51,15 @@ type runningScript struct {
 
 func scriptCommands() []*command {
 	return []*command{
-		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", evaluator(false, false), "Runs a script."))),
-		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false),
-			"Runs a script that the gateway has, by its SHA-1.")))),
-		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", evaluator(false, true),
-			"Runs a script that may not write.")),
-		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true),
-			"Runs a script that the gateway has and that may not write."))),
+		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", "Runs a script.").by(evaluator(false, false)))),
+		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting",
+			"Runs a script that the gateway has, by its SHA-1.").by(evaluator(true, false))))),
+		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting",
+			"Runs a script that may not write.").by(evaluator(false, true))),
+		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting",
+			"Runs a script that the gateway has and that may not write.").by(evaluator(true, true)))),
 		container("script", "scripting", "Scripts that the gateway keeps.", nil,
-			onKeys("script|load", 3, 0, 0, 0, "", loadScript, "Keeps a script, and returns its SHA-1."),
+			onKeys("script|load", 3, 0, 0, 0, "", "Keeps a script, and returns its SHA-1.").by(onStaged(loadScript)),
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
 			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
 			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; "+
@@ -89,21 +90,21 @@ func bySHA(c *command) *command { c.bySHA = true; return c }
 
 // evaluator is EVAL and those like it.
 // named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
-func evaluator(named, readOnly bool) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
+func evaluator(named, readOnly bool) values.SeveralFunc {
+	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
 			return refusal(errNoScript)
 		}
-		n, bad := keysOfScript(args, errNotInt)
-		if bad != "" {
-			return refusal(bad)
+		n, err := keysOfScript(args, values.ErrNotInt)
+		if err != nil {
+			return err
 		}
-		prog, bad := t.c.g.scripts.program(args[1], named)
-		if bad == "" && readOnly && prog.MayWrite {
-			bad = errScriptFlag
-		}
-		if bad != "" {
-			return refusal(bad)
+		prog, err := t.c.g.scripts.program(args[1], named)
+		switch {
+		case err != nil:
+			return err
+		case readOnly && prog.MayWrite:
+			return refusal(errScriptFlag)
 		}
 		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites,
 			func(task *luascript.Task) bool {
@@ -113,42 +114,41 @@ func evaluator(named, readOnly bool) severalFunc {
 			prog.Alone.Store(true)
 		}
 		return nil
-	}
+	})
 }
 
 // keysOfScript is how many of the arguments behind the third are keys.
 // notInt is the error reply for what is no number, which differs between EVAL and FCALL.
-func keysOfScript(args [][]byte, notInt string) (n int64, bad string) {
+func keysOfScript(args [][]byte, notInt refusal) (n int64, err error) {
 	n, ok := resp.ParseInt(args[2])
 	switch {
 	case !ok:
 		return 0, notInt
 	case n > int64(len(args)-3):
-		return 0, "ERR Number of keys can't be greater than number of args"
+		return 0, refusal("ERR Number of keys can't be greater than number of args")
 	case n < 0:
-		return 0, "ERR Number of keys can't be negative"
+		return 0, refusal("ERR Number of keys can't be negative")
 	}
-	return n, ""
+	return n, nil
 }
 
 // program finds a script, or compiles it.
 // It may be called concurrently; two that compile the same text at a time both succeed.
-func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, bad string) {
+func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, err error) {
 	if bySHA {
 		if prog = s.cache.Find(text); prog == nil {
-			bad = errNoScript
+			return nil, refusal(errNoScript)
 		}
-		return prog, bad
+		return prog, nil
 	}
 	if prog = s.cache.Find([]byte(luascript.SHA(text))); prog != nil {
-		return prog, ""
+		return prog, nil
 	}
-	prog, err := luascript.Compile(text)
-	if err != nil {
-		return nil, err.Error()
+	if prog, err = luascript.Compile(text); err != nil {
+		return nil, refusal(err.Error())
 	}
 	s.cache.Add(prog)
-	return prog, ""
+	return prog, nil
 }
 
 // runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has
@@ -181,26 +181,26 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 
 // snapshot is what the keys are now, until the next snapshot.
 // It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
-func (t *staged) snapshot() []key {
+func (t *staged) snapshot() []values.Key {
 	t.before = t.before[:0]
 	for _, k := range t.keys {
-		t.before = append(t.before, k.key)
-		k.own = nil // the snapshot's value may be in it
+		t.before = append(t.before, k.Key)
+		k.Own = nil // the snapshot's value may be in it
 	}
 	return t.before
 }
 
 // undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
 // command has wanted for a value stays wanted.
-func (t *staged) undo(before []key) {
+func (t *staged) undo(before []values.Key) {
 	for i, k := range t.keys {
-		want := k.want
+		want := k.Want
 		if i < len(before) {
-			k.key = before[i]
+			k.Key = before[i]
 		} else {
-			k.key = k.was
+			k.Key = k.was
 		}
-		k.want = max(want, k.want)
+		k.Want = max(want, k.Want)
 	}
 }
 
@@ -339,9 +339,9 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		t.run(cmd, args, &h.w)
 		t.scripted = false
 	case cmd.name == "select":
-		db, bad := t.c.dbIndex(args[1])
-		if bad != "" {
-			return nil, bad
+		db, err := t.c.dbIndex(args[1])
+		if err != nil {
+			return nil, err.Error()
 		}
 		t.db = db
 		h.w.OK()
@@ -359,7 +359,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		db := c.db
 		// Such commands look at the connection for their database, and the script has one of its own.
 		c.use(t.db)
-		writeRefusal(&h.w, cmd.conn(c, &h.w, args))
+		values.WriteRefusal(&h.w, cmd.conn(c, &h.w, args))
 		c.use(db)
 	}
 	return h.w.Bytes(), ""
@@ -426,12 +426,13 @@ func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 // level is Redis's, from 0 (debug) to 3 (warning).
 func (h *scriptHost) Log(level int, text string) {
 	levels := [...]slog.Level{slog.LevelDebug, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn}
-	h.t.c.g.o.Logger.Log(context.Background(), levels[level], "script: "+clip([]byte(text), 1024), "peer", h.t.c.remote)
+	h.t.c.g.o.Logger.Log(context.Background(), levels[level], "script: "+values.Clip([]byte(text), 1024), "peer",
+		h.t.c.remote)
 }
 
 // Reserve is of luascript.Host: the memory is out of the connection's share until its reply is written.
 func (h *scriptHost) Reserve(n int64) error {
-	h.t.take(n)
+	h.t.Take(n)
 	return h.t.err
 }
 
@@ -441,9 +442,9 @@ func (h *scriptHost) Stopped() bool { return h.t.failed() }
 
 // loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
 func loadScript(t *staged, args [][]byte, w *resp.Writer) error {
-	prog, bad := t.c.g.scripts.program(args[2], false)
-	if bad != "" {
-		return refusal(bad)
+	prog, err := t.c.g.scripts.program(args[2], false)
+	if err != nil {
+		return err
 	}
 	w.BulkString(prog.SHA)
 	return nil
@@ -466,7 +467,7 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is
 // nothing to wait for.
 func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) > 3 || len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async") {
+	if len(args) > 3 || len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async") {
 		return refusal("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
 	}
 	c.g.scripts.cache.Clear()
@@ -493,9 +494,9 @@ func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case c.inTx.Load() >= 0:
 		return refusal("ERR SCRIPT DEBUG must be called outside a pipeline")
-	case fold(args[2], "no"):
+	case values.Fold(args[2], "no"):
 		w.OK()
-	case fold(args[2], "yes"), fold(args[2], "sync"):
+	case values.Fold(args[2], "yes"), values.Fold(args[2], "sync"):
 		return refusal("ERR kvd: there is no debugger for scripts")
 	default:
 		return refusal("ERR Use SCRIPT DEBUG YES/SYNC/NO")
@@ -515,7 +516,7 @@ const messageCost = 64
 // often the script runs. The reply counts those who listen at this gateway now. channel and payload are kept until
 // then; they are the Host's (luascript.Host). Memory for them is out of the share.
 func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
-	if t.take(int64(messageCost + len(channel) + len(payload))) {
+	if t.Take(int64(messageCost + len(channel) + len(payload))) {
 		t.messages = append(t.messages, posted{shard, channel, payload})
 	}
 	w.Int(int64(t.c.g.hub.receivers(shard, channel)))
@@ -525,7 +526,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 // taken effect. It is called once, behind the commit. A message of a script whose outcome is unknown is not sent:
 // nobody could take it back.
 func (t *staged) conclude(applied bool) {
-	if k := t.find[librariesName]; k != nil && k.changed {
+	if k := t.find[librariesName]; k != nil && k.Changed {
 		t.c.g.functions.changes.Add(1)
 	}
 	if !applied {

@@ -1,13 +1,16 @@
 package gateway
 
 import (
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/number"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/args"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // redisVersion is the one whose strings these are; clients choose commands by it.
@@ -32,7 +35,7 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) error {
 	ms, ok2 := resp.ParseInt(args[2])
 	switch {
 	case !ok1:
-		return refusal(errNotInt)
+		return values.ErrNotInt
 	case !ok2:
 		return refusal("ERR timeout is not an integer or out of range")
 	case ms < 0:
@@ -45,9 +48,9 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) error {
 
 // cmdLolwut names the version, and that this is no Redis, for those who look.
 func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) >= 3 && fold(args[1], "version") {
+	if len(args) >= 3 && values.Fold(args[1], "version") {
 		if n, ok := resp.ParseInt(args[2]); !ok || int64(int(n)) != n {
-			return refusal(errNotInt)
+			return values.ErrNotInt
 		}
 	}
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
@@ -57,12 +60,12 @@ func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdDebug is one command, as in Redis: rules of users name DEBUG, or DEBUG with a first argument.
 func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
-	case fold(args[1], "help") && len(args) == 2:
+	case values.Fold(args[1], "help") && len(args) == 2:
 		writeHelp(w, "debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")
-	case fold(args[1], "sleep") && len(args) == 3:
+	case values.Fold(args[1], "sleep") && len(args) == 3:
 		return cmdDebugSleep(c, w, args)
 	default:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try DEBUG HELP.")
 	}
 	return nil
@@ -77,7 +80,7 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 	s, _, _ := number.Double(args[2]) // what is no number is 0, as in Redis
 	if !(s >= 0 && s <= 1e6) {
-		return refusal(errNotFloat)
+		return values.ErrNotFloat
 	}
 	select {
 	case <-time.After(time.Duration(s * float64(time.Second))):
@@ -166,8 +169,8 @@ func clientCommands() *command {
 // onOff accepts what would change how Redis evicts: here the client library decides that, for
 // all alike.
 func onOff(_ *conn, w *resp.Writer, args [][]byte) error {
-	if !fold(args[2], "on") && !fold(args[2], "off") {
-		return refusal(errSyntax)
+	if !values.Fold(args[2], "on") && !values.Fold(args[2], "off") {
+		return values.ErrSyntax
 	}
 	w.OK()
 	return nil
@@ -181,14 +184,14 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	defer c.mu.Unlock()
 	switch v := args[3]; {
 	case len(v) > 256 || !validName(v):
-		return refusal("ERR " + strings.ToLower(clip(args[2], 32)) +
+		return refusal("ERR " + strings.ToLower(values.Clip(args[2], 32)) +
 			" cannot contain spaces, newlines or special characters.")
-	case fold(args[2], "lib-name"):
+	case values.Fold(args[2], "lib-name"):
 		c.mu.libName = string(v)
-	case fold(args[2], "lib-ver"):
+	case values.Fold(args[2], "lib-ver"):
 		c.mu.libVer = string(v)
 	default:
-		return refusal("ERR Unrecognized option '" + clip(args[2], 128) + "'")
+		return refusal("ERR Unrecognized option '" + values.Clip(args[2], 128) + "'")
 	}
 	w.OK()
 	return nil
@@ -198,17 +201,17 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 // mode that is OFF; conn.replied moves the mode on.
 func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
-	case fold(args[2], "on"):
+	case values.Fold(args[2], "on"):
 		c.reply = replyOn
 		w.OK()
-	case fold(args[2], "off"):
+	case values.Fold(args[2], "off"):
 		c.reply = replyOff
-	case fold(args[2], "skip"):
+	case values.Fold(args[2], "skip"):
 		if c.reply != replyOff {
 			c.reply = replySkipNext
 		}
 	default:
-		return refusal(errSyntax)
+		return values.ErrSyntax
 	}
 	return nil
 }
@@ -240,41 +243,38 @@ func (g *Gateway) eachClient(f func(c *conn)) {
 	})
 }
 
-// clientType finds the connections of a type as CLIENT LIST and KILL name it; nil for an unknown one. There are no
+// readClientType reads a type of connections as CLIENT LIST and KILL name it, and returns what finds them. There are no
 // replicas. A connection is of type pubsub while it has subscriptions.
-func clientType(name []byte) func(x *conn) bool {
+func readClientType(p *args.Parser) func(x *conn) bool {
 	switch {
-	case fold(name, "normal"):
+	case p.Flag("normal"):
 		return func(x *conn) bool { return x.listens.Load() == 0 }
-	case fold(name, "pubsub"):
+	case p.Flag("pubsub"):
 		return func(x *conn) bool { return x.listens.Load() > 0 }
-	case fold(name, "master"), fold(name, "replica"), fold(name, "slave"):
-		return func(*conn) bool { return false }
+	case p.Flag("master"), p.Flag("replica"), p.Flag("slave"):
+	default:
+		p.Refuse(refusal("ERR Unknown client type '" + values.Clip(p.Str(), 128) + "'"))
 	}
-	return nil
+	return func(*conn) bool { return false }
 }
 
 // cmdClientList shows the connections to this gateway.
 // Other gateways have clients of their own; kvctl shows those of all of them.
 func cmdClientList(c *conn, w *resp.Writer, args [][]byte) error {
 	want := func(*conn) bool { return true }
+	p := values.OptionsOf(args[2:])
 	switch {
-	case len(args) == 4 && fold(args[2], "type"):
-		if want = clientType(args[3]); want == nil {
-			return refusal("ERR Unknown client type '" + clip(args[3], 128) + "'")
-		}
-	case len(args) > 3 && fold(args[2], "id"):
+	case len(args) == 4 && p.Flag("type"):
+		want = readClientType(&p)
+	case p.Option("id", 1):
 		ids := make(map[int64]bool)
-		for _, a := range args[3:] {
-			id, ok := resp.ParseInt(a)
-			if !ok {
-				return refusal("ERR Invalid client ID")
-			}
-			ids[id] = true
+		for p.More() {
+			ids[p.IntFrom(math.MinInt64, "ERR Invalid client ID")] = true
 		}
 		want = func(c *conn) bool { return ids[c.id] }
-	case len(args) != 2:
-		return refusal(errSyntax)
+	}
+	if err := p.End(); err != nil {
+		return err
 	}
 	var s strings.Builder
 	c.g.eachClient(func(c *conn) {
@@ -286,59 +286,59 @@ func cmdClientList(c *conn, w *resp.Writer, args [][]byte) error {
 	return nil
 }
 
+func remoteIs(addr []byte) func(x *conn) bool {
+	s := string(addr)
+	return func(x *conn) bool { return x.remote.String() == s }
+}
+
+// parseKill reads the filters of CLIENT KILL, pairs of a name and a value.
+func (g *Gateway) parseKill(filters [][]byte) (tests []func(x *conn) bool, skipMe bool, err error) {
+	if len(filters)%2 != 0 {
+		return nil, false, values.ErrSyntax
+	}
+	skipMe = true
+	p := values.OptionsOf(filters)
+	for p.More() {
+		switch {
+		case p.Flag("id"):
+			id := p.IntFrom(1, "ERR client-id should be greater than 0")
+			tests = append(tests, func(x *conn) bool { return x.id == id })
+		case p.Flag("addr"):
+			tests = append(tests, remoteIs(p.Str()))
+		case p.Flag("laddr"):
+			s := string(p.Str())
+			tests = append(tests, func(x *conn) bool { return x.local.String() == s })
+		case p.Flag("user"):
+			// The connections of a user that was deleted have been closed, so the name finds all that there are.
+			name := p.Str()
+			u := g.users.Find(string(name))
+			if u == nil {
+				p.Refuse(refusal("ERR No such user '" + values.Clip(name, 128) + "'"))
+			}
+			tests = append(tests, func(x *conn) bool { return x.user.Load() == u })
+		case p.Flag("type"):
+			tests = append(tests, readClientType(&p))
+		case p.Flag("skipme"):
+			skipMe = p.Choice("yes", "no") == 0
+		default:
+			p.Wrong()
+		}
+	}
+	return tests, skipMe, p.End()
+}
+
 // cmdClientKill ends connections of this gateway only: others have numbers of their own. The old
 // form names one address and fails if there is none; the new one combines filters, all of which
 // must match, spares the caller unless told otherwise, and counts. Only Kill is called, which
 // may be called from any goroutine; what serves the connection then sees the end.
 func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) error {
-	var tests []func(x *conn) bool
-	skipMe := true
-	addr := func(a []byte) func(*conn) bool {
-		s := string(a)
-		return func(x *conn) bool { return x.remote.String() == s }
-	}
 	// CLIENT KILL ADDR has four words, so three of them are the form of before Redis 2.8.12.
 	old := len(args) == 3
-	if old {
-		tests, skipMe = append(tests, addr(args[2])), false
-	} else {
-		if len(args)%2 != 0 {
-			return refusal(errSyntax)
-		}
-		for i := 2; i < len(args); i += 2 {
-			v := args[i+1]
-			switch o := args[i]; {
-			case fold(o, "id"):
-				id, ok := resp.ParseInt(v)
-				if !ok || id < 1 {
-					return refusal("ERR client-id should be greater than 0")
-				}
-				tests = append(tests, func(x *conn) bool { return x.id == id })
-			case fold(o, "addr"):
-				tests = append(tests, addr(v))
-			case fold(o, "laddr"):
-				s := string(v)
-				tests = append(tests, func(x *conn) bool { return x.local.String() == s })
-			case fold(o, "user"):
-				// The connections of a user that was deleted have been closed, so the name finds all that there are.
-				u := c.g.users.Find(string(v))
-				if u == nil {
-					return refusal("ERR No such user '" + clip(v, 128) + "'")
-				}
-				tests = append(tests, func(x *conn) bool { return x.user.Load() == u })
-			case fold(o, "type"):
-				is := clientType(v)
-				if is == nil {
-					return refusal("ERR Unknown client type '" + clip(v, 128) + "'")
-				}
-				tests = append(tests, is)
-			case fold(o, "skipme") && fold(v, "yes"):
-				skipMe = true
-			case fold(o, "skipme") && fold(v, "no"):
-				skipMe = false
-			default:
-				return refusal(errSyntax)
-			}
+	tests, skipMe := []func(x *conn) bool{remoteIs(args[2])}, false
+	if !old {
+		var err error
+		if tests, skipMe, err = c.g.parseKill(args[2:]); err != nil {
+			return err
 		}
 	}
 	n := 0

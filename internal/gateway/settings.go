@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -8,13 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/glob"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // setting is a parameter of Redis's.
@@ -22,9 +22,9 @@ import (
 type setting struct {
 	name string               // lower case
 	get  func(c *conn) string // as CONFIG GET shows it
-	// set looks at a value, and gives back what makes it the setting's or, in bad, what is wrong with it. nil: cannot
-	// be changed.
-	set func(c *conn, v string) (apply func(), bad string)
+	// set looks at a value, and gives back what makes it the setting's. The error says what is wrong with it, and is a
+	// part of the reply. nil: cannot be changed.
+	set func(c *conn, v string) (apply func(), err error)
 }
 
 // fixed is a setting that cannot be changed, and has no value here.
@@ -35,23 +35,23 @@ func fixed(name, value string) setting {
 // same is a setting that may be set to what it is.
 // Tools write back what they have read, and must not fail over that.
 func same(name string, get func(c *conn) string) setting {
-	return setting{name: name, get: get, set: func(c *conn, v string) (func(), string) {
+	return setting{name: name, get: get, set: func(c *conn, v string) (func(), error) {
 		if v != get(c) {
-			return nil, "kvd cannot change it to that"
+			return nil, refusal("kvd cannot change it to that")
 		}
-		return func() {}, ""
+		return func() {}, nil
 	}}
 }
 
 // orElse has other words for a value that a setting refuses.
 func orElse(why string, s setting) setting {
 	set := s.set
-	s.set = func(c *conn, v string) (func(), string) {
-		apply, bad := set(c, v)
-		if bad != "" {
-			bad = why
+	s.set = func(c *conn, v string) (func(), error) {
+		apply, err := set(c, v)
+		if err != nil {
+			err = refusal(why)
 		}
-		return apply, bad
+		return apply, err
 	}
 	return s
 }
@@ -60,30 +60,30 @@ func always(value string) func(*conn) string { return func(*conn) string { retur
 
 func numberParam(name string, least, most int64, get func(c *conn) int64, set func(c *conn, n int64)) setting {
 	return setting{name: name, get: func(c *conn) string { return strconv.FormatInt(get(c), 10) },
-		set: func(c *conn, v string) (func(), string) {
-			n, bad := parseInteger(v, least, most)
-			return func() { set(c, n) }, bad
+		set: func(c *conn, v string) (func(), error) {
+			n, err := parseInteger(v, least, most)
+			return func() { set(c, n) }, err
 		}}
 }
 
 // parseInteger and its like read values as Redis does, with its words for what is wrong.
-func parseInteger(v string, least, most int64) (n int64, bad string) {
+func parseInteger(v string, least, most int64) (n int64, err error) {
 	n, ok := resp.ParseInt([]byte(v))
 	switch {
 	case !ok:
-		return 0, "argument couldn't be parsed into an integer"
+		return 0, refusal("argument couldn't be parsed into an integer")
 	case n < least || n > most:
 		return 0, between(least, most)
 	}
-	return n, ""
+	return n, nil
 }
 
-func between(least, most int64) string {
-	return fmt.Sprintf("argument must be between %d and %d inclusive", least, most)
+func between(least, most int64) refusal {
+	return refusal(fmt.Sprintf("argument must be between %d and %d inclusive", least, most))
 }
 
 // parseBytes reads digits and a unit, in any case. No digits are 0, as in Redis.
-func parseBytes(v string, least, most int64) (n int64, bad string) {
+func parseBytes(v string, least, most int64) (n int64, err error) {
 	digits := v
 	for i, c := range []byte(v) {
 		if c < '0' || c > '9' {
@@ -94,7 +94,7 @@ func parseBytes(v string, least, most int64) (n int64, bad string) {
 	factor, ok := map[string]int64{"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 1e6, "mb": 1 << 20, "g": 1e9,
 		"gb": 1 << 30}[strings.ToLower(v[len(digits):])]
 	if !ok || digits == "" && v != "" {
-		return 0, "argument must be a memory value"
+		return 0, refusal("argument must be a memory value")
 	}
 	if digits != "" {
 		u, err := strconv.ParseUint(digits, 10, 63)
@@ -106,7 +106,7 @@ func parseBytes(v string, least, most int64) (n int64, bad string) {
 	if n < least || n > most {
 		return 0, between(least, most)
 	}
-	return n, ""
+	return n, nil
 }
 
 // split cuts a value at each of its spaces; one without a byte has no parts.
@@ -117,18 +117,18 @@ func split(v string) []string {
 	return strings.Split(v, " ")
 }
 
-func parseBool(v string) (_, bad string) {
+func parseBool(v string) (string, error) {
 	if v = strings.ToLower(v); v != "yes" && v != "no" {
-		return "", "argument must be 'yes' or 'no'"
+		return "", refusal("argument must be 'yes' or 'no'")
 	}
-	return v, ""
+	return v, nil
 }
 
-func parseOneOf(v string, names []string) (_, bad string) {
+func parseOneOf(v string, names []string) (string, error) {
 	if v = strings.ToLower(v); !slices.Contains(names, v) {
-		return "", "argument(s) must be one of the following: " + strings.Join(names, ", ")
+		return "", refusal("argument(s) must be one of the following: " + strings.Join(names, ", "))
 	}
-	return v, ""
+	return v, nil
 }
 
 // heldText has the settings that can be set as in Redis and have no effect here but those that encodingLimits and
@@ -225,66 +225,14 @@ func (h *held) set(name, v string) {
 	h.by[name] = v
 }
 
-// encodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they
-// are the defaults.
-type encodingLimits struct {
-	set                                                         atomic.Bool
-	hashEntries, hashValue, setInts, sortedEntries, sortedValue atomic.Int64
-}
-
-func (e *encodingLimits) reset() {
+// setDefaults makes the limits what the settings are at the start.
+func setDefaults(e *values.EncodingLimits) {
 	for _, s := range heldSettings {
-		if at := e.of(s.name); at != nil {
+		if at := e.Of(s.name); at != nil {
 			n, _ := strconv.ParseInt(s.otherwise, 10, 64)
 			at.Store(n)
 		}
 	}
-}
-
-// of is where the value of a setting goes that is one of them, else nil.
-func (e *encodingLimits) of(name string) *atomic.Int64 {
-	switch name {
-	case "hash-max-listpack-entries":
-		return &e.hashEntries
-	case "hash-max-listpack-value":
-		return &e.hashValue
-	case "set-max-intset-entries":
-		return &e.setInts
-	case "zset-max-listpack-entries":
-		return &e.sortedEntries
-	case "zset-max-listpack-value":
-		return &e.sortedValue
-	}
-	return nil
-}
-
-// hashLarge reports whether Redis would keep a hash in a table by these limits.
-func (e *encodingLimits) hashLarge(h collection.Hash) bool {
-	n, err := h.Len()
-	if err != nil || int64(n) > e.hashEntries.Load() {
-		return true
-	}
-	most := e.hashValue.Load()
-	for field, value := range h.All() {
-		if int64(max(len(field), len(value))) > most {
-			return true
-		}
-	}
-	return false
-}
-
-// sortedLarge reports whether Redis would keep a sorted set in a skip list by these limits.
-func (e *encodingLimits) sortedLarge(z collection.ZSet) bool {
-	if int64(z.Len()) > e.sortedEntries.Load() {
-		return true
-	}
-	most := e.sortedValue.Load()
-	for i := range z.Len() {
-		if int64(len(z.Member(i))) > most {
-			return true
-		}
-	}
-	return false
 }
 
 // heldSetting is a line of heldText, by its first name.
@@ -301,23 +249,23 @@ func parseHeld() (list []setting) {
 		heldSettings = append(heldSettings, heldSetting{first, otherwise})
 		for _, name := range words[2:] {
 			list = append(list, setting{name: name, get: func(c *conn) string { return c.g.held.get(first, otherwise) },
-				set: func(c *conn, v string) (func(), string) {
-					v, bad := parse(v)
-					return func() { c.g.hold(first, v) }, bad
+				set: func(c *conn, v string) (func(), error) {
+					v, err := parse(v)
+					return func() { c.g.hold(first, v) }, err
 				}})
 		}
-		if _, bad := parse(otherwise); bad != "" {
-			panic(line + bad)
+		if _, err := parse(otherwise); err != nil {
+			panic(line + err.Error())
 		}
 	}
 	return list
 }
 
 func (g *Gateway) hold(name, v string) {
-	if at := g.encodings.of(name); at != nil {
+	if at := g.encodings.Of(name); at != nil {
 		n, _ := strconv.ParseInt(v, 10, 64)
 		at.Store(n)
-		g.encodings.set.Store(true)
+		g.encodings.Set.Store(true)
 	}
 	// Redis, too, makes something else of these.
 	switch n, _ := strconv.ParseInt(v, 10, 64); name {
@@ -330,7 +278,7 @@ func (g *Gateway) hold(name, v string) {
 }
 
 // parserOf reads the kind of a line of heldText.
-func parserOf(kind string) func(v string) (_, bad string) {
+func parserOf(kind string) func(v string) (string, error) {
 	word, bounds, _ := strings.Cut(kind, ":")
 	from, to, _ := strings.Cut(bounds, ":")
 	least, _ := strconv.ParseInt(from, 10, 64)
@@ -338,10 +286,10 @@ func parserOf(kind string) func(v string) (_, bad string) {
 	if err != nil {
 		most = math.MaxInt64
 	}
-	numbers := func(parse func(string, int64, int64) (int64, string)) func(string) (string, string) {
-		return func(v string) (string, string) {
-			n, bad := parse(v, least, most)
-			return strconv.FormatInt(n, 10), bad
+	numbers := func(parse func(string, int64, int64) (int64, error)) func(string) (string, error) {
+		return func(v string) (string, error) {
+			n, err := parse(v, least, most)
+			return strconv.FormatInt(n, 10), err
 		}
 	}
 	switch word {
@@ -353,7 +301,7 @@ func parserOf(kind string) func(v string) (_, bad string) {
 		return parseBool
 	}
 	names := strings.Split(kind, ",")
-	return func(v string) (string, string) { return parseOneOf(v, names) }
+	return func(v string) (string, error) { return parseOneOf(v, names) }
 }
 
 // outputLimits are the classes of client-output-buffer-limit with their defaults, in the order in which it shows them.
@@ -370,10 +318,10 @@ var outputLimit = setting{name: outputLimitName, get: func(c *conn) string {
 		words = append(words, l.class, c.g.held.get(outputLimitName+" "+l.class, l.otherwise))
 	}
 	return strings.Join(words, " ")
-}, set: func(c *conn, v string) (func(), string) {
+}, set: func(c *conn, v string) (func(), error) {
 	words := split(v)
 	if len(words)%4 != 0 {
-		return nil, "Wrong number of arguments in buffer limit configuration."
+		return nil, refusal("Wrong number of arguments in buffer limit configuration.")
 	}
 	limits := make(map[string]string)
 	for part := range slices.Chunk(words, 4) {
@@ -384,13 +332,13 @@ var outputLimit = setting{name: outputLimitName, get: func(c *conn) string {
 		if !slices.ContainsFunc(outputLimits, func(l struct{ class, otherwise string }) bool {
 			return l.class == class
 		}) {
-			return nil, "Invalid client class specified in buffer limit configuration."
+			return nil, refusal("Invalid client class specified in buffer limit configuration.")
 		}
-		hard, bad1 := parseBytes(part[1], 0, math.MaxInt64)
-		soft, bad2 := parseBytes(part[2], 0, math.MaxInt64)
-		seconds, err := strconv.ParseInt(part[3], 10, 64)
-		if bad1 != "" || bad2 != "" || err != nil || seconds < 0 {
-			return nil, "Error in hard, soft or soft_seconds setting in buffer limit configuration."
+		hard, err1 := parseBytes(part[1], 0, math.MaxInt64)
+		soft, err2 := parseBytes(part[2], 0, math.MaxInt64)
+		seconds, err3 := strconv.ParseInt(part[3], 10, 64)
+		if errors.Join(err1, err2, err3) != nil || seconds < 0 {
+			return nil, refusal("Error in hard, soft or soft_seconds setting in buffer limit configuration.")
 		}
 		limits[class] = fmt.Sprint(hard, soft, seconds)
 	}
@@ -398,7 +346,7 @@ var outputLimit = setting{name: outputLimitName, get: func(c *conn) string {
 		for class, l := range limits {
 			c.g.held.set(outputLimitName+" "+class, l)
 		}
-	}, ""
+	}, nil
 }}
 
 // percentilesName is the setting that says what INFO latencystats shows.
@@ -407,19 +355,19 @@ const percentilesName, defaultPercentiles = "latency-tracking-info-percentiles",
 var percentilesSetting = setting{name: percentilesName, get: func(c *conn) string {
 	return c.g.held.get(percentilesName, defaultPercentiles)
 },
-	set: func(c *conn, v string) (func(), string) {
+	set: func(c *conn, v string) (func(), error) {
 		var words []string
 		for _, w := range split(v) {
 			p, err := strconv.ParseFloat(w, 64)
 			switch {
 			case err != nil || math.IsNaN(p):
-				return nil, "Invalid latency-tracking-info-percentiles parameters"
+				return nil, refusal("Invalid latency-tracking-info-percentiles parameters")
 			case p < 0 || p > 100:
-				return nil, "latency-tracking-info-percentiles parameters should sit between [0.0,100.0]"
+				return nil, refusal("latency-tracking-info-percentiles parameters should sit between [0.0,100.0]")
 			}
 			words = append(words, strconv.FormatFloat(p, 'g', -1, 64))
 		}
-		return func() { c.g.held.set(percentilesName, strings.Join(words, " ")) }, ""
+		return func() { c.g.held.set(percentilesName, strings.Join(words, " ")) }, nil
 	}}
 
 // settings are those of Redis's, by name, that clients, tools and test suites read or set. Of those that do something
@@ -449,13 +397,13 @@ var settings = byName(parseHeld(), []setting{
 	})),
 	same("maxmemory-clients", always("0")),
 	same("min-replicas-to-write", always("0")),
-	{name: "notify-keyspace-events", get: func(c *conn) string { return eventClass(c.g.notify.Load()).String() },
-		set: func(c *conn, v string) (func(), string) {
-			events, ok := parseEvents([]byte(v))
+	{name: "notify-keyspace-events", get: func(c *conn) string { return values.EventClass(c.g.notify.Load()).String() },
+		set: func(c *conn, v string) (func(), error) {
+			events, ok := values.ParseEvents([]byte(v))
 			if !ok {
-				return nil, "Invalid event class character. Use 'Ag$lshzxeKEtmdn'."
+				return nil, refusal("Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
 			}
-			return func() { c.g.notify.Store(uint32(events)) }, ""
+			return func() { c.g.notify.Store(uint32(events)) }, nil
 		}},
 	// of values as well as of arguments
 	same("proto-max-bulk-len", func(c *conn) string { return strconv.Itoa(c.g.o.MaxValueBytes) }),
@@ -510,32 +458,30 @@ func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) error {
 // Redis looks at all names before it looks at values, and so names the first of them that is wrong.
 func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) error {
 	if len(args)%2 != 0 {
-		return refusal(errSyntax)
+		return values.ErrSyntax
 	}
-	failed := func(arg []byte, why string) {
-		w.Error("ERR CONFIG SET failed (possibly related to argument '" + clip(arg, 128) + "') - " + why)
+	failed := func(arg []byte, why string) error {
+		return refusal("ERR CONFIG SET failed (possibly related to argument '" + values.Clip(arg, 128) + "') - " + why)
 	}
 	chosen := make(map[string]bool)
 	for i := 2; i < len(args); i += 2 {
 		s, ok := settings[string(lower(nil, args[i]))]
 		switch {
 		case !ok:
-			return refusal("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(args[i], 128) + "'")
+			return refusal("ERR Unknown option or number of arguments for CONFIG SET - '" + values.Clip(args[i], 128) +
+				"'")
 		case s.set == nil:
-			failed(args[i], "can't set immutable config")
-			return nil
+			return failed(args[i], "can't set immutable config")
 		case chosen[s.name]:
-			failed(args[i], "duplicate parameter")
-			return nil
+			return failed(args[i], "duplicate parameter")
 		}
 		chosen[s.name] = true
 	}
 	var changes []func()
 	for i := 2; i < len(args); i += 2 {
-		apply, bad := settings[string(lower(nil, args[i]))].set(c, string(args[i+1]))
-		if bad != "" {
-			failed(args[i], bad)
-			return nil
+		apply, err := settings[string(lower(nil, args[i]))].set(c, string(args[i+1]))
+		if err != nil {
+			return failed(args[i], err.Error())
 		}
 		changes = append(changes, apply)
 	}

@@ -8,7 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 const (
@@ -221,9 +222,9 @@ func isSecret(cmd *command, args [][]byte, i int) bool {
 	case "acl|setuser":
 		return i > 1
 	case "config|set":
-		return i > 2 && i%2 == 1 && fold(args[i-1], "requirepass")
+		return i > 2 && i%2 == 1 && values.Fold(args[i-1], "requirepass")
 	case "hello":
-		return i > 2 && fold(args[i-1], "auth") || i > 3 && fold(args[i-2], "auth")
+		return i > 2 && values.Fold(args[i-1], "auth") || i > 3 && values.Fold(args[i-2], "auth")
 	}
 	return false
 }
@@ -232,7 +233,7 @@ func isSecret(cmd *command, args [][]byte, i int) bool {
 func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) error {
 	n := int64(10)
 	if len(args) > 3 {
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
 			"'. Try SLOWLOG HELP.")
 	}
 	if len(args) == 3 {

@@ -13,7 +13,8 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // staged is what a command on several keys, an EXEC or a script works on: the keys as the store had them, with what
@@ -65,7 +66,7 @@ type staged struct {
 	all     []*stagedKey   // keys are the first of them
 	ops     []client.Op
 	missing []*stagedKey // of loadNamed
-	before  []key        // of snapshot
+	before  []values.Key // of snapshot
 }
 
 // stagedPool keeps those of few keys, empty.
@@ -110,17 +111,18 @@ type stagedName struct {
 
 // stagedKey is a key as the commands see it, and what it was.
 type stagedKey struct {
-	key
+	values.Key
 	stagedName
-	bytes   []byte // its name in the store
-	version uint64 // 0: it was not there
-	was     key    // as it was read
-	used    bool   // a function has seen it, or it is watched: it is a condition
+	bytes   []byte     // its name in the store
+	version uint64     // 0: it was not there
+	was     values.Key // as it was read
+	used    bool       // a function has seen it, or it is watched: it is a condition
 }
 
-// A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t. An error is its
-// reply instead.
-type severalFunc func(t *staged, args [][]byte, w *resp.Writer) error
+// onStaged makes a command of one that is more than a command on keys: it runs others, waits, or has libraries.
+func onStaged(f func(t *staged, args [][]byte, w *resp.Writer) error) values.SeveralFunc {
+	return func(t values.Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }
+}
 
 // maxStaged bounds the keys of one function.
 const maxStaged = 16 << 10
@@ -134,34 +136,34 @@ var (
 	errAgain = errors.New("keys change too often; nothing was done")
 )
 
-// key is the key of that name, read from the store when it is first asked for.
+// Key is the key of that name, read from the store when it is first asked for.
 // The key becomes a condition of the commit even if it is only read. The pointer is good until the function returns.
-func (t *staged) key(name []byte) *key { return t.keyIn(t.db, name) }
+func (t *staged) Key(name []byte) *values.Key { return t.KeyIn(t.db, name) }
 
-// keyIn is a key of another database.
-func (t *staged) keyIn(db int, name []byte) *key {
+// KeyIn is a key of another database.
+func (t *staged) KeyIn(db int, name []byte) *values.Key {
 	k := t.find[stagedName{db, string(name)}]
 	if k == nil {
 		k = t.newKey(db, string(name))
 		t.read([]*stagedKey{k})
 	}
 	k.used = true
-	return &k.key
+	return &k.Key
 }
 
-// peek is the key as it was at some time since t began: it may be another one when t takes effect, unless t uses it
-// otherwise. It is for reads that need not hold at the end: a key that is peeked at and not used is no condition, so
-// that a write of it by somebody else makes nobody run again.
-func (t *staged) peek(name []byte) *key {
+// Peek is the key as it was at some time since t began. It may be another one when t takes effect, unless t uses it
+// otherwise. It is for reads that need not hold at the end. A key that is peeked at and not used is no condition: a
+// write of it by somebody else makes nobody run again.
+func (t *staged) Peek(name []byte) *values.Key {
 	n := stagedName{t.db, string(name)}
-	t.load(name)
-	return &t.find[n].key
+	t.Load(name)
+	return &t.find[n].Key
 }
 
-// load reads keys together that a function may ask for, in one round trip instead of one each.
+// Load reads keys together that a function may ask for, in one round trip instead of one each.
 // Names that are there already, or come twice, cost nothing. It makes no conditions: a key that is loaded and never
 // used is none.
-func (t *staged) load(names ...[]byte) {
+func (t *staged) Load(names ...[]byte) {
 	var all []stagedName
 	for _, n := range names {
 		all = append(all, stagedName{t.db, string(n)})
@@ -198,12 +200,27 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 	return dst
 }
 
+// These are of [values.Keys].
+
+func (t *staged) Possible(name []byte) bool            { return badKey(t.in(), name) == "" }
+func (t *staged) Fail(reply values.ResultError)        { t.err = reply }
+func (t *staged) Failure() error                       { return t.err }
+func (t *staged) Current() int                         { return t.db }
+func (t *staged) DBIndex(b []byte) (db int, err error) { return t.c.dbIndex(b) }
+func (t *staged) Together(db int) bool                 { return t.c.g.dbs[db].shared == t.in().shared }
+func (t *staged) Waits() bool                          { return t.mayWait }
+
+// Miss is for the event keymiss.
+func (t *staged) Miss(name []byte) {
+	t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}])
+}
+
 // failed reports whether all of it is given up, so that a function can stop.
 func (t *staged) failed() bool { return t.err != nil }
 
 func (t *staged) newKey(db int, name string) *stagedKey {
 	if bad := badKey(&t.c.g.dbs[db], name); bad != "" && t.err == nil {
-		t.err = resultError(bad)
+		t.err = values.ResultError(bad)
 	}
 	t.needsMore()
 	return t.addKey(db, name)
@@ -226,7 +243,7 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 	}
 	k := t.all[n]
 	*k = stagedKey{stagedName: stagedName{db, name}, bytes: t.c.g.dbs[db].stored([]byte(name))}
-	k.now, k.maxValue, k.room, k.limits = t.now, t.c.g.o.MaxValueBytes, t.room, &t.c.g.encodings
+	k.Now, k.MaxValue, k.Room, k.Limits = t.now, t.c.g.o.MaxValueBytes, t.room, &t.c.g.encodings
 	if n >= maxStaged && t.err == nil {
 		t.err = errManyKeys
 	}
@@ -234,12 +251,6 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 	t.find[k.stagedName] = k
 	return k
 }
-
-// resultError is a reply that takes the place of all others.
-// An EXEC, for one, replies it instead of the array. It is in Redis's form, with the class of the error first.
-type resultError string
-
-func (e resultError) Error() string { return string(e) }
 
 // read fills in keys. Memory is taken as a batch does it: a few short values for nothing, more of them before they are
 // read, and long ones when it is known how long they are.
@@ -271,7 +282,7 @@ func (t *staged) namespaceOf(k *stagedKey) *namespace { return t.c.g.dbs[k.db].s
 func (t *staged) readSome(keys []*stagedKey) {
 	ctx := t.c.ctx
 	if len(t.keys) > freeUnits {
-		if ctx = t.c.smallCtx; !t.take(int64(len(keys)) * 2 * eachLimit) {
+		if ctx = t.c.smallCtx; !t.Take(int64(len(keys)) * 2 * eachLimit) {
 			return
 		}
 		full := max(0, min(len(keys), client.MaxTxnKeys-t.spacious))
@@ -279,7 +290,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 		defer func() {
 			spare := int64(0)
 			for _, k := range keys[full:] {
-				spare += max(0, 2*eachLimit-stagedCost-int64(2*len(k.bytes)+cap(k.value)))
+				spare += max(0, 2*eachLimit-stagedCost-int64(2*len(k.bytes)+cap(k.Value)))
 			}
 			t.c.share.Drop(spare)
 			t.held -= spare
@@ -299,7 +310,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 			if !errors.As(o.Err, &large) {
 				break
 			}
-			if !t.take(readCost * int64(large.Want)) {
+			if !t.Take(readCost * int64(large.Want)) {
 				return
 			}
 			*o = client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true}
@@ -319,14 +330,14 @@ func (t *staged) readSome(keys []*stagedKey) {
 func (k *stagedKey) takeRead(o *client.Op) error {
 	switch it := o.Item; {
 	case o.Err == nil:
-		k.present, k.value, k.flags, k.typ, k.version = true, it.Value, it.Flags, it.Type, it.Version
+		k.Present, k.Value, k.Flags, k.Type, k.version = true, it.Value, it.Flags, it.Type, it.Version
 		if !it.Expires.IsZero() {
-			k.expires = it.Expires.UnixMilli()
+			k.Expires = it.Expires.UnixMilli()
 		}
 	case !errors.Is(o.Err, client.ErrNotFound):
 		return o.Err
 	}
-	k.was = k.key
+	k.was = k.Key
 	return nil
 }
 
@@ -341,16 +352,16 @@ func (t *staged) chargeChanges(n int) {
 	}
 	t.mayChange = 0
 	for _, k := range t.keys {
-		t.mayChange += int(bit(k.changed))
+		t.mayChange += int(values.Bit(k.Changed))
 	}
-	if more := t.mayChange - t.spacious; more > 0 && t.take(int64(more)*2*eachLimit) {
+	if more := t.mayChange - t.spacious; more > 0 && t.Take(int64(more)*2*eachLimit) {
 		t.spacious += more
 	}
 }
 
-// take takes memory until all of it is over.
+// Take takes memory until all of it is over.
 // n is in bytes. If there is none to be had all of it is given up; performStaged and free give back what was taken.
-func (t *staged) take(n int64) bool {
+func (t *staged) Take(n int64) bool {
 	if t.needsMore(); t.grouped {
 		return false
 	}
@@ -366,7 +377,7 @@ func (t *staged) take(n int64) bool {
 // The comparison is with the version that t has read now, and the commit's condition with the same, so that nothing is
 // missed in between.
 func (t *staged) require(x watch) {
-	t.keyIn(x.db, []byte(x.name))
+	t.KeyIn(x.db, []byte(x.name))
 	if k := t.find[x.stagedName]; t.err == nil && (k.version != x.version || x.touched()) {
 		t.lost = true
 	}
@@ -384,7 +395,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 		defer t.chargeChanges(len(args))
 	}
 	defer t.noteChanges(cmd, args, w)()
-	writeRefusal(w, t.perform(cmd, args, w))
+	values.WriteRefusal(w, t.perform(cmd, args, w))
 }
 
 // perform is run without what follows a command.
@@ -396,8 +407,8 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 		if bad := badKey(t.in(), args[cmd.first]); bad != "" {
 			return refusal(bad)
 		}
-		k := t.key(args[cmd.first])
-		k.count, k.also = 0, ""
+		k := t.Key(args[cmd.first])
+		k.Count, k.Also = 0, ""
 		return cmd.key(k, args, w)
 	}
 	if cmd.fold == setAll && len(args)%2 == 0 {
@@ -410,16 +421,16 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 		}
 		names = append(names, args[i])
 	}
-	t.load(names...)
+	t.Load(names...)
 	if cmd.fold == list {
 		w.Array(len(names))
 	}
 	sum := int64(0)
 	for i, name := range names {
-		k := t.key(name)
-		k.count = 0
-		writeRefusal(w, cmd.key(k, args[1+i*cmd.step:][:cmd.step], w))
-		sum += k.count
+		k := t.Key(name)
+		k.Count = 0
+		values.WriteRefusal(w, cmd.key(k, args[1+i*cmd.step:][:cmd.step], w))
+		sum += k.Count
 	}
 	switch cmd.fold {
 	case setAll:
@@ -461,7 +472,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 		t.out.Reset(keepReply)
 		t.out.Proto, t.out.Errors = c.proto, 0
 		// A try that was given up for want of room begins with memory for it, three times, as writeCost has it.
-		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
+		if t.room > oneLimit && !t.Take(writeCost*int64(t.room)) {
 			return t, t.err
 		}
 		t.loadNamed(names)
@@ -474,7 +485,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 		f(t)
 		// The reply was made in any case by now; its memory is taken so that many long ones at a time are refused.
 		if t.err == nil && t.out.Len() > oneLimit {
-			t.take(2 * int64(t.out.Len()))
+			t.Take(2 * int64(t.out.Len()))
 		}
 		if t.err != nil {
 			return t, t.err
@@ -509,7 +520,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 // A command that wanted room has changed nothing and replied nothing; all of it begins anew with more.
 func (t *staged) wanted() (n int) {
 	for _, k := range t.keys {
-		n = max(n, k.want)
+		n = max(n, k.Want)
 	}
 	return n
 }
@@ -543,7 +554,7 @@ func (t *staged) commit() error {
 
 // writes reports whether the key is to be changed in the store.
 // A key that was absent and is absent again has nothing to be written.
-func (k *stagedKey) writes() bool { return k.changed && (k.present || k.version != 0) }
+func (k *stagedKey) writes() bool { return k.Changed && (k.Present || k.version != 0) }
 
 // op is the operation that makes the key what it is now, on condition that it was until then what was read.
 // Versions are never used twice, so the condition on one is a condition on all that the key was, its expiry and type
@@ -554,8 +565,8 @@ func (k *stagedKey) op() client.Op {
 		o.Cond = client.IfAbsent
 	}
 	switch {
-	case k.writes() && k.present:
-		o.Kind, o.Value, o.Expires, o.Flags, o.Type = client.OpPut, k.value, timeOf(k.expires), k.flags, k.typ
+	case k.writes() && k.Present:
+		o.Kind, o.Value, o.Expires, o.Flags, o.Type = client.OpPut, k.Value, timeOf(k.Expires), k.Flags, k.Type
 	case k.writes():
 		o.Kind = client.OpDelete
 	}
@@ -573,7 +584,7 @@ func (t *staged) move(from, to *stagedKey) error {
 	if err == nil || errors.Is(err, client.ErrUnknownOutcome) {
 		return err
 	}
-	undo := &stagedKey{key: key{changed: true}, stagedName: to.stagedName, bytes: to.bytes, version: to.version}
+	undo := &stagedKey{Key: values.Key{Changed: true}, stagedName: to.stagedName, bytes: to.bytes, version: to.version}
 	if undoErr := t.write([]*stagedKey{undo}); undoErr != nil {
 		return fmt.Errorf("%w: the key was put into database %d, could not be deleted in database %d (%v), and may "+
 			"still be in both (%v)",
@@ -590,7 +601,7 @@ func (t *staged) write(keys []*stagedKey) error {
 	read := oneLimit
 	for i, k := range keys {
 		ops[i] = k.op()
-		read = max(read, len(k.was.value))
+		read = max(read, len(k.was.Value))
 	}
 	api := t.namespaceOf(keys[0]).api
 	give, err := t.c.do(func(ctx context.Context) error {
@@ -660,7 +671,7 @@ func (t *staged) confirm(used []*stagedKey) error {
 }
 
 func (c *conn) stagedError(err error) string {
-	var r resultError
+	var r values.ResultError
 	switch {
 	case errors.As(err, &r):
 		return string(r)
@@ -741,7 +752,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 				w.Errors++
 			}
 		default:
-			writeRefusal(w, q.cmd.conn(c, w, q.args))
+			values.WriteRefusal(w, q.cmd.conn(c, w, q.args))
 		}
 		x := ended{cmd: q.cmd, args: q.args, start: start, errs: errs, took: time.Since(b.start), shown: true,
 			inExec: true}
@@ -776,7 +787,7 @@ func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName
 // selected is the database behind a SELECT in database db.
 // A number that is refused leaves the database as it is; the SELECT says so when its reply is due.
 func (c *conn) selected(db int, args [][]byte) int {
-	if n, bad := c.dbIndex(args[1]); bad == "" {
+	if n, err := c.dbIndex(args[1]); err == nil {
 		return n
 	}
 	return db

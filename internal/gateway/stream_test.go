@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
 // TestStreamsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for

@@ -4,8 +4,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // foldOf says how a command's replies for its keys make one.
@@ -53,14 +54,14 @@ type command struct {
 	instead        string // what serves its purpose, if kvd does not serve it
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
-	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
+	key   values.KeyFunc                               // on one key; then kind, fold and special say how to batch it
 	part  partFunc                                     // beside key: which bytes of a long value it needs; nil: all
 	plain bool                                         // beside key: it replies with the plain value, or that part
 	conn  connFunc                                     // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
-	keys  severalFunc                                  // on several keys at once
+	keys  values.SeveralFunc                           // on several keys at once
 	// block is set beside keys if the command may wait; it reads the arguments.
-	block func(args [][]byte) (blocking, string)
+	block values.WaitFunc
 
 	kind    kind      // what one such command asks of the store
 	fold    foldOf    // how the replies for several keys make one
@@ -145,7 +146,7 @@ func register(c *command) {
 // keyed makes a command on the key that is its argument at.
 // Its group is by its name, unless ofGroup says another one. That it writes, or counts as a lookup, follows from its
 // kind.
-func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *command {
+func keyed(name string, arity, at int, k kind, summary string) *command {
 	group := "string"
 	switch {
 	case strings.Contains(name, "expire"), strings.Contains(name, "ttl"), strings.Contains(name, "|"),
@@ -155,15 +156,15 @@ func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *comma
 		group = "server"
 	}
 	return &command{name: name, arity: arity, first: at, last: at, step: 1, group: group, summary: summary,
-		key: f, kind: k, lookup: k <= read, write: k > read}
+		key: values.OneKey[name], kind: k, lookup: k <= read, write: k > read}
 }
 
 // folded makes a command on any number of keys, every step-th argument from the first on. Each
 // key is an entry of the batch, performed like a command on it alone, and how joins the replies.
-func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, summary string) *command {
+func folded(name string, arity, step int, k kind, how foldOf, group, summary string) *command {
 	last := -1
 	return &command{name: name, arity: arity, first: 1, last: last, step: step, group: group, summary: summary,
-		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
+		key: values.OneKey[name], kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
 // partFunc says which bytes of a value of n bytes a command needs, of which there may be none.
@@ -186,9 +187,15 @@ func (cmd *command) with(s specialOf) *command {
 
 // onKeys makes a command on several keys, which it reads and changes in one step.
 // first, last and step are as in COMMAND; 0 for all says that other fields tell where the keys are.
-func onKeys(name string, arity, first, last, step int, group string, f severalFunc, summary string) *command {
+func onKeys(name string, arity, first, last, step int, group, summary string) *command {
 	return &command{name: name, arity: arity, first: first, last: last, step: step, group: group, summary: summary,
-		keys: f}
+		keys: values.SeveralKeys[name]}
+}
+
+// by says what performs the command, if that is more than a command on keys.
+func (cmd *command) by(f values.SeveralFunc) *command {
+	cmd.keys = f
+	return cmd
 }
 
 // countedAt says that the argument at is the number of keys that follow it.
@@ -251,47 +258,44 @@ func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) error { w.Array(0); return 
 // their kind says what the store does for them, their fold how the replies for several keys make one.
 func valueCommands() []*command {
 	return []*command{
-		keyed("get", 2, 1, readValue, cmdGet, "Returns the value of a key.").replyingValue(),
-		keyed("set", -3, 1, update, cmdSet, "Sets the value of a key, its expiry with it.").with(plainSet),
-		keyed("setnx", 3, 1, putIf, cmdSetNX, "Sets a key that does not exist.").with(setNX),
-		keyed("setex", 4, 1, put, cmdSetEX, "Sets a value and its expiry in seconds.").with(setFor1000),
-		keyed("psetex", 4, 1, put, cmdPSetEX, "Sets a value and its expiry in milliseconds.").with(setFor1),
-		keyed("getset", 3, 1, update, cmdGetSet, "Returns the value before setting another."),
-		keyed("getdel", 2, 1, update, cmdGetDel, "Returns the value before deleting the key."),
-		keyed("getex", -2, 1, update, cmdGetEX, "Returns the value and sets the expiry."),
-		keyed("append", 3, 1, update, cmdAppend, "Appends to the value."),
-		keyed("strlen", 2, 1, readValue, cmdStrlen, "Returns the length of the value.").needing(lengthPart),
-		keyed("getrange", 4, 1, readValue, cmdGetRange,
-			"Returns a part of the value.").needing(rangePart).replyingValue(),
-		keyed("substr", 4, 1, readValue, cmdGetRange,
-			"Returns a part of the value.").needing(rangePart).replyingValue(),
-		keyed("setrange", 4, 1, update, cmdSetRange, "Overwrites a part of the value."),
-		keyed("incr", 2, 1, update, cmdIncr, "Adds one to an integer."),
-		keyed("decr", 2, 1, update, cmdDecr, "Takes one from an integer."),
-		keyed("incrby", 3, 1, update, cmdIncrBy, "Adds to an integer."),
-		keyed("decrby", 3, 1, update, cmdDecrBy, "Takes from an integer."),
-		keyed("incrbyfloat", 3, 1, update, cmdIncrByFloat, "Adds to a floating-point number."),
-		folded("mget", -2, 1, readValue, list, cmdMGet, "string",
+		keyed("get", 2, 1, readValue, "Returns the value of a key.").replyingValue(),
+		keyed("set", -3, 1, update, "Sets the value of a key, its expiry with it.").with(plainSet),
+		keyed("setnx", 3, 1, putIf, "Sets a key that does not exist.").with(setNX),
+		keyed("setex", 4, 1, put, "Sets a value and its expiry in seconds.").with(setFor1000),
+		keyed("psetex", 4, 1, put, "Sets a value and its expiry in milliseconds.").with(setFor1),
+		keyed("getset", 3, 1, update, "Returns the value before setting another."),
+		keyed("getdel", 2, 1, update, "Returns the value before deleting the key."),
+		keyed("getex", -2, 1, update, "Returns the value and sets the expiry."),
+		keyed("append", 3, 1, update, "Appends to the value."),
+		keyed("strlen", 2, 1, readValue, "Returns the length of the value.").needing(values.LengthPart),
+		keyed("getrange", 4, 1, readValue, "Returns a part of the value.").needing(values.RangePart).replyingValue(),
+		keyed("substr", 4, 1, readValue, "Returns a part of the value.").needing(values.RangePart).replyingValue(),
+		keyed("setrange", 4, 1, update, "Overwrites a part of the value."),
+		keyed("incr", 2, 1, update, "Adds one to an integer."),
+		keyed("decr", 2, 1, update, "Takes one from an integer."),
+		keyed("incrby", 3, 1, update, "Adds to an integer."),
+		keyed("decrby", 3, 1, update, "Takes from an integer."),
+		keyed("incrbyfloat", 3, 1, update, "Adds to a floating-point number."),
+		folded("mget", -2, 1, readValue, list, "string",
 			"Returns the values of several keys; each read is atomic alone."),
-		folded("mset", -3, 2, put, setAll, cmdMSet, "string", "Sets several keys; each write is atomic alone."),
-		folded("del", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
-		folded("unlink", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
-		folded("exists", -2, 1, presence, sum, cmdExists, "generic",
-			"Counts the keys that exist.").needing(lengthPart),
-		folded("touch", -2, 1, readValue, sum, cmdExists, "generic",
-			"Counts the keys that exist, and uses them.").needing(lengthPart),
-		keyed("type", 2, 1, read, cmdType, "Returns the type of the value, or none.").needing(lengthPart),
-		keyed("ttl", 2, 1, presence, cmdTTL, "Returns the time to live in seconds.").needing(lengthPart),
-		keyed("pttl", 2, 1, presence, cmdPTTL, "Returns the time to live in milliseconds.").needing(lengthPart),
-		keyed("expiretime", 2, 1, presence, cmdExpireTime,
-			"Returns the expiry as a Unix time in seconds.").needing(lengthPart),
-		keyed("pexpiretime", 2, 1, presence, cmdPExpireTime,
-			"Returns the expiry as a Unix time in milliseconds.").needing(lengthPart),
-		keyed("persist", 2, 1, update, cmdPersist, "Removes the expiry."),
-		keyed("expire", -3, 1, update, cmdExpire, "Sets the time to live in seconds."),
-		keyed("pexpire", -3, 1, update, cmdPExpire, "Sets the time to live in milliseconds."),
-		keyed("expireat", -3, 1, update, cmdExpireAt, "Sets the expiry as a Unix time in seconds."),
-		keyed("pexpireat", -3, 1, update, cmdPExpireAt, "Sets the expiry as a Unix time in milliseconds."),
+		folded("mset", -3, 2, put, setAll, "string", "Sets several keys; each write is atomic alone."),
+		folded("del", -2, 1, remove, sum, "generic", "Deletes keys; each alone is atomic."),
+		folded("unlink", -2, 1, remove, sum, "generic", "Deletes keys; each alone is atomic."),
+		folded("exists", -2, 1, presence, sum, "generic",
+			"Counts the keys that exist.").needing(values.LengthPart),
+		folded("touch", -2, 1, readValue, sum, "generic",
+			"Counts the keys that exist, and uses them.").needing(values.LengthPart),
+		keyed("type", 2, 1, read, "Returns the type of the value, or none.").needing(values.LengthPart),
+		keyed("ttl", 2, 1, presence, "Returns the time to live in seconds.").needing(values.LengthPart),
+		keyed("pttl", 2, 1, presence, "Returns the time to live in milliseconds.").needing(values.LengthPart),
+		keyed("expiretime", 2, 1, presence, "Returns the expiry as a Unix time in seconds.").needing(values.LengthPart),
+		keyed("pexpiretime", 2, 1, presence,
+			"Returns the expiry as a Unix time in milliseconds.").needing(values.LengthPart),
+		keyed("persist", 2, 1, update, "Removes the expiry."),
+		keyed("expire", -3, 1, update, "Sets the time to live in seconds."),
+		keyed("pexpire", -3, 1, update, "Sets the time to live in milliseconds."),
+		keyed("expireat", -3, 1, update, "Sets the expiry as a Unix time in seconds."),
+		keyed("pexpireat", -3, 1, update, "Sets the expiry as a Unix time in milliseconds."),
 	}
 }
 
@@ -299,9 +303,9 @@ func valueCommands() []*command {
 func inspectionCommands() []*command {
 	return []*command{
 		container("object", "generic", "Tells how a value is kept.", nil,
-			keyed("object|encoding", 3, 2, read, cmdEncoding, "Returns the encoding that Redis would choose."),
-			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1.").needing(lengthPart),
-			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error.").needing(lengthPart),
+			keyed("object|encoding", 3, 2, read, "Returns the encoding that Redis would choose."),
+			keyed("object|refcount", 3, 2, readValue, "Returns 1.").needing(values.LengthPart),
+			keyed("object|freq", 3, 2, readValue, "Is not known: an error.").needing(values.LengthPart),
 			keysOf(onConn("object|idletime", 3, "", cmdIdleTime,
 				"Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
 			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to "+
@@ -309,7 +313,7 @@ func inspectionCommands() []*command {
 				"IDLETIME <key>", "    Return the idle time of the key, in seconds, in a cache.", "REFCOUNT <key>",
 				"    Return 1.")),
 		container("memory", "server", "Memory that keys take.", nil,
-			keyed("memory|usage", -3, 2, read, cmdMemoryUsage, "Estimates the bytes that a key takes."),
+			keyed("memory|usage", -3, 2, read, "Estimates the bytes that a key takes."),
 			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) error {
 				w.Verbatim("txt", "Values are in the memory nodes: see kvctl.")
 				return nil
@@ -337,12 +341,12 @@ func keyspaceCommands() []*command {
 		onConn("dbsize", 1, "server", cmdDBSize, "Counts the keys."),
 		inSteps(onConn("flushdb", -1, "server", cmdFlushDB, "Deletes the keys of this database.")),
 		inSteps(onConn("flushall", -1, "server", cmdFlushAll, "Deletes the keys of all databases.")),
-		writes(onKeys("rename", 3, 1, 2, 1, "generic", cmdRename, "Renames a key.")),
-		writes(onKeys("renamenx", 3, 1, 2, 1, "generic", cmdRenameNX, "Renames a key to one that does not exist.")),
-		writes(onKeys("copy", -3, 1, 2, 1, "generic", cmdCopy, "Copies a key.")),
-		writes(onKeys("move", 3, 1, 1, 1, "generic", cmdMove, "Moves a key to another database.")),
-		onKeys("lcs", -3, 1, 2, 1, "string", cmdLCS, "Finds the longest common subsequence of two values."),
-		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets keys, if none of them exists.")),
+		writes(onKeys("rename", 3, 1, 2, 1, "generic", "Renames a key.")),
+		writes(onKeys("renamenx", 3, 1, 2, 1, "generic", "Renames a key to one that does not exist.")),
+		writes(onKeys("copy", -3, 1, 2, 1, "generic", "Copies a key.")),
+		writes(onKeys("move", 3, 1, 1, 1, "generic", "Moves a key to another database.")),
+		onKeys("lcs", -3, 1, 2, 1, "string", "Finds the longest common subsequence of two values."),
+		writes(onKeys("msetnx", -3, 1, -1, 2, "string", "Sets keys, if none of them exists.")),
 		onConn("swapdb", 3, "server", cmdSwapDB, "Is refused, but for one database."),
 	}
 }

@@ -4,7 +4,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // stopTracking forgets what the client caches.
@@ -66,42 +67,39 @@ func (c *conn) track(t *tracker) {
 // cmdClientTracking reads all options before it changes anything, as Redis does.
 func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	t := &tracker{}
-	for i := 3; i < len(args); i++ {
-		more := i+1 < len(args)
-		switch o := args[i]; {
-		case fold(o, "redirect") && more:
+	p := values.OptionsOf(args[3:])
+	for p.More() {
+		switch {
+		case p.Option("redirect", 1):
 			if t.redirect != 0 {
-				return refusal("ERR A client can only redirect to a single other client")
+				p.Refuse("ERR A client can only redirect to a single other client")
 			}
-			i++
-			id, ok := resp.ParseInt(args[i])
-			if !ok {
-				return refusal(errNotInt)
-			}
+			t.redirect = p.Int()
 			c.g.mu.Lock()
-			_, ok = c.g.mu.conns[id]
+			_, ok := c.g.mu.conns[t.redirect]
 			c.g.mu.Unlock()
 			if !ok {
-				return refusal("ERR The client ID you want redirect to does not exist")
+				p.Refuse("ERR The client ID you want redirect to does not exist")
 			}
-			t.redirect = id
-		case fold(o, "bcast"):
+		case p.Flag("bcast"):
 			t.bcast = true
-		case fold(o, "optin"):
+		case p.Flag("optin"):
 			t.optIn = true
-		case fold(o, "optout"):
+		case p.Flag("optout"):
 			t.optOut = true
-		case fold(o, "noloop"):
+		case p.Flag("noloop"):
 			t.noLoop = true
-		case fold(o, "prefix") && more:
-			i++
-			t.prefixes = append(t.prefixes, string(args[i]))
+		case p.Option("prefix", 1):
+			t.prefixes = append(t.prefixes, string(p.Str()))
 		default:
-			return refusal(errSyntax)
+			p.Wrong()
 		}
 	}
+	if err := p.End(); err != nil {
+		return err
+	}
 	switch {
-	case fold(args[2], "on"):
+	case values.Fold(args[2], "on"):
 		if bad := t.conflict(c.tracker.Load()); bad != "" {
 			return refusal(bad)
 		}
@@ -109,10 +107,10 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 			return refusal(bad)
 		}
 		c.track(t)
-	case fold(args[2], "off"):
+	case values.Fold(args[2], "off"):
 		c.stopTracking()
 	default:
-		return refusal(errSyntax)
+		return values.ErrSyntax
 	}
 	w.OK()
 	return nil
@@ -147,14 +145,14 @@ func (t *tracker) conflict(was *tracker) string {
 	for i, p := range t.prefixes {
 		for _, q := range have {
 			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with an existing prefix '" +
-					clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+				return "ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with an existing prefix '" +
+					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
 			}
 		}
 		for _, q := range t.prefixes[i+1:] {
 			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with another provided prefix '" +
-					clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+				return "ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with another provided prefix '" +
+					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
 			}
 		}
 	}
@@ -176,18 +174,18 @@ func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) error {
 		return refusal("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or " +
 			"OPTOUT mode " +
 			"enabled")
-	case fold(args[2], "yes") && t.optIn:
+	case values.Fold(args[2], "yes") && t.optIn:
 		c.caching = cachingYes
 		w.OK()
-	case fold(args[2], "yes"):
+	case values.Fold(args[2], "yes"):
 		return refusal("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
-	case fold(args[2], "no") && t.optOut:
+	case values.Fold(args[2], "no") && t.optOut:
 		c.caching = cachingNo
 		w.OK()
-	case fold(args[2], "no"):
+	case values.Fold(args[2], "no"):
 		return refusal("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
 	default:
-		return refusal(errSyntax)
+		return values.ErrSyntax
 	}
 	return nil
 }

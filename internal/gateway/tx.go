@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // transaction is what MULTI and WATCH have said.

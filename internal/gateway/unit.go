@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // load sets the key's state.
@@ -11,10 +12,10 @@ import (
 // store does not show such records.
 func (u *unit) load(it client.Item, present bool) {
 	k := &u.k
-	k.present, k.value, k.flags, k.typ, k.changed, k.expires = present, it.Value, it.Flags, it.Type, false, 0
-	k.from, k.whole = 0, 0
+	k.Present, k.Value, k.Flags, k.Type, k.Changed, k.Expires = present, it.Value, it.Flags, it.Type, false, 0
+	k.From, k.Whole = 0, 0
 	if !it.Expires.IsZero() {
-		k.expires = it.Expires.UnixMilli()
+		k.Expires = it.Expires.UnixMilli()
 	}
 }
 
@@ -30,35 +31,35 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	}
 	u.load(cur, present)
 	k := &u.k
-	k.want = 0
+	k.Want = 0
 	u.out.Reset(keepInto)
 	u.out.Proto = u.b.w.Proto
 	for i := u.first; i >= 0; {
 		e := &u.b.entries[i]
-		k.count, k.also = 0, ""
+		k.Count, k.Also = 0, ""
 		// Replies are told apart by their place, since an update may run again and then all of them move.
 		e.lo = u.out.Len()
-		changed, was := k.changed, k.present
+		changed, was := k.Changed, k.Present
 		// changed is told for each entry by itself, for its event, and summed up for the unit below.
-		k.changed = false
-		writeRefusal(&u.out, e.cmd.key(k, e.args, &u.out))
-		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present,
-			deleted: !k.present, expires: k.expires, also: k.also}
-		k.changed = k.changed || changed
-		if k.want > 0 || u.out.Len() > u.outRoom {
-			return client.Change{}, errRoom
+		k.Changed = false
+		values.WriteRefusal(&u.out, e.cmd.key(k, e.args, &u.out))
+		e.change = change{missed: !was, changed: k.Changed && (was || k.Present), created: !was && k.Present,
+			deleted: !k.Present, expires: k.Expires, also: k.Also}
+		k.Changed = k.Changed || changed
+		if k.Want > 0 || u.out.Len() > u.outRoom {
+			return client.Change{}, values.ErrRoom
 		}
-		e.hi, e.count = u.out.Len(), k.count
+		e.hi, e.count = u.out.Len(), k.Count
 		i = e.next
 	}
 	switch {
 	// A key that came and went within the unit was never there for anybody else.
-	case !k.changed, !k.present && !present:
+	case !k.Changed, !k.Present && !present:
 		return client.Change{}, errUnchanged
-	case !k.present:
+	case !k.Present:
 		return client.Change{Delete: true}, nil
 	}
-	return client.Change{Value: k.value, Expires: timeOf(k.expires), Flags: k.flags, Type: k.typ}, nil
+	return client.Change{Value: k.Value, Expires: timeOf(k.Expires), Flags: k.Flags, Type: k.Type}, nil
 }
 
 // timeOf is an expiry as the client library has it; its zero value is never.

@@ -13,9 +13,10 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // shelf performs commands on keys in memory, as a transaction over any of them would, and without a store: it shows
@@ -34,7 +35,7 @@ func newShelf(proto int, names ...string) *shelf {
 	s.w.Proto = proto
 	for _, n := range names {
 		k := s.t.newKey(0, n)
-		k.room = math.MaxInt
+		k.Room = math.MaxInt
 	}
 	return s
 }
@@ -489,11 +490,11 @@ func TestSortedSets(t *testing.T) {
 		{"ZMPOP 2 none none2 MIN", "*-1\r\n"},
 		{"TYPE z", "+zset\r\n"},
 		{"OBJECT ENCODING z", bulk("listpack")},
-		{"GET z", "-" + errWrongType + "\r\n"},
+		{"GET z", "-" + string(values.ErrWrongType) + "\r\n"},
 		{"SET text 1", "+OK\r\n"},
-		{"ZADD text 1 a", "-" + errWrongType + "\r\n"},
-		{"ZUNION 2 z text", "-" + errWrongType + "\r\n"},
-		{"GEORADIUS text 1 1 1 m", "-" + errWrongType + "\r\n"},
+		{"ZADD text 1 a", "-" + string(values.ErrWrongType) + "\r\n"},
+		{"ZUNION 2 z text", "-" + string(values.ErrWrongType) + "\r\n"},
+		{"GEORADIUS text 1 1 1 m", "-" + string(values.ErrWrongType) + "\r\n"},
 		{"ZPOPMIN z 3", "*6\r\n" + bulk("b") + bulk("4") + bulk("c") + bulk("4") + bulk("a") + bulk("7")},
 		{"EXISTS z", ":0\r\n"},
 		{"GEOADD g 13.361389 38.115556 Palermo 15.087269 37.502669 Catania", ":2\r\n"},
@@ -652,13 +653,13 @@ func TestParseFloat(t *testing.T) {
 		{".", 0, false}, {"--1", 0, false}, {"+-1", 0, false}, {"1e", 0, false}, {"1\x00", 0, false},
 		{strings.Repeat("1", 6000), 0, false},
 	} {
-		if got, ok := scoreOf([]byte(c.text)); ok != c.ok || ok && got != c.want {
+		if got, ok := values.ScoreOf([]byte(c.text)); ok != c.ok || ok && got != c.want {
 			t.Errorf("%.40q is %v, %v", c.text, got, ok)
 		}
 	}
-	for text, want := range map[string]bound{"": {}, "(": {open: true}, " 2": {score: 2},
-		"(1e400": {score: math.Inf(1), open: true}, "3\x00x": {score: 3}} {
-		if got, ok := scoreBound([]byte(text)); !ok || got.score != want.score || got.open != want.open {
+	for text, want := range map[string]values.Bound{"": {}, "(": {Open: true}, " 2": {Score: 2},
+		"(1e400": {Score: math.Inf(1), Open: true}, "3\x00x": {Score: 3}} {
+		if got, ok := values.ScoreBound([]byte(text)); !ok || got.Score != want.Score || got.Open != want.Open {
 			t.Errorf("%q is %+v, %v", text, got, ok)
 		}
 	}
@@ -668,7 +669,7 @@ func TestParseFloat(t *testing.T) {
 func FuzzSortedSet(f *testing.F) {
 	s := newShelf(2, "k")
 	s.do(f, "ZADD", "k", "1", "a", "2", "b")
-	f.Add(s.t.keys[0].value, "a", "(1", "5")
+	f.Add(s.t.keys[0].Value, "a", "(1", "5")
 	f.Add([]byte{1, 0, 0, 0}, "[a", "-", "+inf")
 	f.Fuzz(func(t *testing.T, value []byte, a, b, c string) {
 		for _, cmd := range [][]string{
@@ -682,14 +683,14 @@ func FuzzSortedSet(f *testing.F) {
 			{"GEOPOS", "k", a}, {"ZINCRBY", "k", b, a},
 		} {
 			s := newShelf(3, "k")
-			k := &s.t.keys[0].key
-			k.value, k.present, k.typ = value, true, client.SortedSet
+			k := &s.t.keys[0].Key
+			k.Value, k.Present, k.Type = value, true, client.SortedSet
 			if r := s.do(t, cmd...); len(r) == 0 {
 				t.Errorf("%q: no reply", cmd)
 			}
-			if k.changed && k.present {
-				if _, err := collection.ParseZSet(k.value); err != nil {
-					t.Errorf("%q makes %x of %x: %v", cmd, k.value, value, err)
+			if k.Changed && k.Present {
+				if _, err := collection.ParseZSet(k.Value); err != nil {
+					t.Errorf("%q makes %x of %x: %v", cmd, k.Value, value, err)
 				}
 			}
 		}

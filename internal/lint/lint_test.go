@@ -117,8 +117,8 @@ var imports = []row{
 	{"internal/poll", "", "it asks the kernel which descriptors are ready, whatever they carry"},
 	{"internal/otlp", "internal/netsrv", "it exports what servers and collectors tell"},
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
-	{"internal/resp", "", "the codec knows bytes, not commands"},
-	{"internal/glob", "", "patterns and keys are bytes"},
+	{"internal/redis/resp", "", "the codec knows bytes, not commands"},
+	{"internal/redis/glob", "", "patterns and keys are bytes"},
 	{"internal/spelling", "", "names are words, whatever they name"},
 	{"internal/units", "", "amounts are numbers, whatever is counted"},
 	{"internal/loop", "client internal/inside internal/poll",
@@ -130,18 +130,23 @@ var imports = []row{
 		"internal/peers/peerspb internal/rights internal/wrongport",
 		"gateways tell each other bytes; how a gateway asks the directory is handed to it"},
 	{"internal/peers/peerstest", "internal/dirpb internal/peers", "it is a directory for tests of gateways that meet"},
-	{"internal/acl", "internal/glob", "rules are text, and commands are what the gateway says they are"},
-	{"internal/collection", "", "encodings are bytes"},
-	{"internal/rdb", "internal/collection", "a serialized value is bytes; what a stream is, its encoding says"},
-	{"internal/geo", "", "positions are numbers"},
+	{"internal/redis/acl", "internal/redis/glob", "rules are text, and commands are what the gateway says they are"},
+	{"internal/redis/collection", "", "encodings are bytes"},
+	{"internal/redis/rdb", "internal/redis/collection",
+		"a serialized value is bytes; what a stream is, its encoding says"},
+	{"internal/redis/geo", "", "positions are numbers"},
 	{"internal/hotkeys", "internal/ordered", "it counts keys, whoever uses them"},
 	{"internal/number", "", "it reads text"},
-	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/hotkeys " +
-		"internal/inside internal/loop internal/luascript internal/netsrv internal/number internal/ordered " +
-		"internal/peers internal/poll internal/rdb internal/redis/args internal/resp internal/units",
+	{"internal/gateway", "client internal/hotkeys internal/inside internal/loop internal/luascript internal/netsrv " +
+		"internal/number internal/ordered internal/peers internal/poll internal/redis/acl internal/redis/args " +
+		"internal/redis/collection internal/redis/glob internal/redis/rdb internal/redis/resp internal/redis/values " +
+		"internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
-	{"internal/redis/args", "internal/resp", "arguments are text, whatever key and connection they are about"},
-	{"internal/luascript", "internal/number internal/resp internal/units",
+	{"internal/redis/args", "internal/redis/resp", "arguments are text, whatever key and connection they are about"},
+	{"internal/redis/values", "client internal/number internal/ordered internal/redis/args internal/redis/collection " +
+		"internal/redis/geo internal/redis/glob internal/redis/rdb internal/redis/resp internal/units",
+		"a command sees its keys and its reply, whatever connection and store they are of"},
+	{"internal/luascript", "internal/number internal/redis/resp internal/units",
 		"it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/poll internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/livepeak"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // shared is a host of many scripts, which have one budget.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 

@@ -2,7 +2,7 @@
 // no key and no connection.
 package args
 
-import "github.com/kvd-project/kvd/internal/resp"
+import "github.com/kvd-project/kvd/internal/redis/resp"
 
 // Refusal is an error that a client is told: its first word is the class, as in "ERR syntax error". A command that is
 // refused has had no effect.
@@ -41,6 +41,13 @@ func (p *Parser) Refuse(why Refusal) {
 		p.bad = why
 	}
 	p.left = nil
+}
+
+// Fail is Refuse with an error that a function of a command's own has returned, which is a Refusal. nil is no mistake.
+func (p *Parser) Fail(err error) {
+	if err != nil {
+		p.Refuse(Refusal(err.Error()))
+	}
 }
 
 // Wrong is Refuse with Syntax.

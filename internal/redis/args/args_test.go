@@ -87,6 +87,14 @@ func TestMistakeEnds(t *testing.T) {
 		t.Errorf("%v, want the first mistake", err)
 	}
 	p = of("a b")
+	p.Fail(nil)
+	if p.Left() != 2 || p.Err() != nil {
+		t.Error("no error is a mistake")
+	}
+	if p.Fail(Refusal("ERR of a function")); p.More() || p.End() != Refusal("ERR of a function") {
+		t.Error("an error is no mistake")
+	}
+	p = of("a b")
 	if p.Str(); p.Err() != nil || p.End() != Syntax {
 		t.Error("what is left is no mistake at the end")
 	}

@@ -1,12 +1,12 @@
-package gateway
+package values
 
 import (
 	"math"
 	"strconv"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
@@ -25,7 +25,7 @@ type groupArgs struct {
 // parseGroup reads what is behind the id. SETID has the same options but for MKSTREAM.
 func parseGroup(args [][]byte, create bool) (a groupArgs, err error) {
 	a.read = -1
-	p := optionsOf(args[5:])
+	p := OptionsOf(args[5:])
 	for p.More() {
 		switch {
 		case create && p.Flag("mkstream"):
@@ -42,38 +42,44 @@ func parseGroup(args [][]byte, create bool) (a groupArgs, err error) {
 }
 
 func wrongGroupArgs(args [][]byte) refusal {
-	return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+	return refusal("ERR unknown subcommand or wrong number of arguments for '" + Clip(args[1], 128) +
 		"'. Try XGROUP HELP.")
 }
 
-// hasStream reports whether XGROUP has a stream; if not it replied so.
-func (k *key) hasStream(w *resp.Writer) bool {
-	if !k.present {
-		w.Error("ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the " +
-			"MKSTREAM option to create an empty stream automatically.")
+// hasStream is nil if XGROUP has a stream.
+func (k *Key) hasStream() error {
+	if !k.Present {
+		return refusal("ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to " +
+			"use the MKSTREAM option to create an empty stream automatically.")
 	}
-	return k.present && k.is(client.Stream, w)
+	return k.typed(client.Stream)
 }
 
 // cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last
 // id.
-func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupCreate(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseGroup(args, true)
 	if err != nil {
 		return err
 	}
-	if !a.make && !k.hasStream(w) || !k.is(client.Stream, w) {
-		return nil
+	if a.make {
+		err = k.typed(client.Stream)
+	} else {
+		err = k.hasStream()
+	}
+	if err != nil {
+		return err
 	}
 	if len(args) > 8 {
 		return wrongGroupArgs(args)
 	}
-	s, ok := k.editStream(args[2], collection.StreamGroupRoom(args[3], 0), w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[2], collection.StreamGroupRoom(args[3], 0))
+	if err != nil {
+		return err
 	}
 	id := s.Last
 	if string(args[4]) != "$" {
+		var ok bool
 		if id, ok = parseID(args[4]); !ok {
 			return refusal(errStreamID)
 		}
@@ -81,37 +87,37 @@ func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) error {
 	if !s.AddGroup(&collection.StreamGroup{Name: args[3], Last: id, Read: a.read}) {
 		return refusal("BUSYGROUP Consumer Group name already exists")
 	}
-	if k.setStream(s, true, args[2], w) {
-		w.OK()
+	if err := k.setStream(s, true, args[2]); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
-// editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it
-// has no room. grow is in bytes. A change takes effect with setStream.
-func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.Stream, g *collection.StreamGroup,
-	ok bool) {
-	if !k.hasStream(w) {
-		return nil, nil, false
+// editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. grow is in bytes. A change takes
+// effect with setStream.
+func (k *Key) editGroup(args [][]byte, grow int) (s *collection.Stream, g *collection.StreamGroup, err error) {
+	if err := k.hasStream(); err != nil {
+		return nil, nil, err
 	}
-	if s, ok = k.editStream(args[2], grow, w); !ok {
-		return nil, nil, false
+	if s, err = k.editStream(args[2], grow); err != nil {
+		return nil, nil, err
 	}
 	if g = s.Group(args[3]); g == nil {
-		w.Error(noGroup(args[2], args[3]))
+		return nil, nil, noGroup(args[2], args[3])
 	}
-	return s, g, g != nil
+	return s, g, nil
 }
 
 // cmdXGroupSetID changes nothing of what is pending.
-func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXGroupSetID(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseGroup(args, false)
 	if err != nil {
 		return err
 	}
-	s, g, ok := k.editGroup(args, 0, w)
-	if !ok {
-		return nil
+	s, g, err := k.editGroup(args, 0)
+	if err != nil {
+		return err
 	}
 	if len(args) != 5 && len(args) != 7 {
 		return wrongGroupArgs(args)
@@ -124,88 +130,94 @@ func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) error {
 	case "+":
 		g.Last = collection.MaxStreamID
 	default:
+		var ok bool
 		if g.Last, ok = parseID(args[4]); !ok {
 			return refusal(errStreamID)
 		}
 	}
 	g.Read = a.read
-	if k.setStream(s, true, args[2], w) {
-		w.OK()
+	if err := k.setStream(s, true, args[2]); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
 // cmdXGroupDestroy wakes the group's clients that wait, as every write of a stream does; they are told that it is gone.
-func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.hasStream(w) {
-		return nil
+func cmdXGroupDestroy(k *Key, args [][]byte, w *resp.Writer) error {
+	if err := k.hasStream(); err != nil {
+		return err
 	}
-	s, ok := k.editStream(args[2], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[2], 0)
+	if err != nil {
+		return err
 	}
 	// All that was pending goes with the group.
 	was := s.RemoveGroup(args[3])
-	if !was || k.setStream(s, true, args[2], w) {
-		w.Int(bit(was))
+	if was {
+		if err := k.setStream(s, true, args[2]); err != nil {
+			return err
+		}
 	}
+	w.Int(Bit(was))
 	return nil
 }
 
 // cmdXGroupCreateConsumer is for tools: a consumer is made when it is first heard of.
-func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) error {
-	s, g, ok := k.editGroup(args, collection.StreamGroupRoom(args[4], 0), w)
-	if !ok {
-		return nil
+func cmdXGroupCreateConsumer(k *Key, args [][]byte, w *resp.Writer) error {
+	s, g, err := k.editGroup(args, collection.StreamGroupRoom(args[4], 0))
+	if err != nil {
+		return err
 	}
 	// A consumer that is there is not seen by this: its idle time goes on.
 	if _, found := g.Consumer(args[4]); found {
 		w.Int(0)
 		return nil
 	}
-	g.See(args[4], k.now)
-	if k.setStream(s, true, args[2], w) {
-		w.Int(1)
+	g.See(args[4], k.Now)
+	if err := k.setStream(s, true, args[2]); err != nil {
+		return err
 	}
+	w.Int(1)
 	return nil
 }
 
 // cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that
 // was.
-func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) error {
-	s, g, ok := k.editGroup(args, 0, w)
-	if !ok {
-		return nil
+func cmdXGroupDelConsumer(k *Key, args [][]byte, w *resp.Writer) error {
+	s, g, err := k.editGroup(args, 0)
+	if err != nil {
+		return err
 	}
 	pending := 0
-	i, found := g.Consumer(args[4])
-	if found {
+	if i, found := g.Consumer(args[4]); found {
 		pending = g.RemoveConsumer(i)
+		if err := k.setStream(s, true, args[2]); err != nil {
+			return err
+		}
 	}
-	if !found || k.setStream(s, true, args[2], w) {
-		w.Int(int64(pending))
-	}
+	w.Int(int64(pending))
 	return nil
 }
 
 // cmdXAck looks at the ids when it knows that there is a group.
 // It counts those that were pending, and writes only if there are some.
-func cmdXAck(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXAck(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Stream); err != nil {
 		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	g := s.Group(args[2])
 	if g == nil {
 		w.Int(0)
 		return nil
 	}
-	ids, ok := parseIDs(args[3:], w)
-	if !ok {
-		return nil
+	ids, err := parseIDs(args[3:])
+	if err != nil {
+		return err
 	}
 	n := int64(0)
 	for _, id := range ids {
@@ -214,9 +226,12 @@ func cmdXAck(k *key, args [][]byte, w *resp.Writer) error {
 			n++
 		}
 	}
-	if n == 0 || k.setStream(s, true, args[1], w) {
-		w.Int(n)
+	if n > 0 {
+		if err := k.setStream(s, true, args[1]); err != nil {
+			return err
+		}
 	}
+	w.Int(n)
 	return nil
 }
 
@@ -230,54 +245,51 @@ type pendingArgs struct {
 }
 
 // parsePending reads XPENDING with a range; without one there is nothing to read.
-func parsePending(args [][]byte) (a pendingArgs, bad string) {
+func parsePending(args [][]byte) (a pendingArgs, err error) {
 	if len(args) < 6 || len(args) > 9 {
-		return a, errSyntax
+		return a, ErrSyntax
 	}
-	rest := args[3:]
-	var ok bool
-	if fold(rest[0], "idle") {
-		if a.idle, ok = resp.ParseInt(rest[1]); !ok {
-			return a, errNotInt
+	p := OptionsOf(args[3:])
+	if p.Flag("idle") {
+		if a.idle = p.Int(); len(args) < 8 {
+			p.Wrong()
 		}
-		if len(args) < 8 {
-			return a, errSyntax
-		}
-		rest = rest[2:]
 	}
-	if a.count, ok = resp.ParseInt(rest[2]); !ok {
-		return a, errNotInt
+	from, to := p.Str(), p.Str()
+	a.count = p.Int()
+	if p.More() {
+		a.consumer, a.some = p.Str(), true
 	}
-	if a.from, bad = parseEdge(rest[0], false); bad == "" {
-		a.to, bad = parseEdge(rest[1], true)
+	if err := p.Err(); err != nil {
+		return a, err
 	}
-	if len(rest) > 3 {
-		a.consumer, a.some = rest[3], true
+	if a.from, err = parseEdge(from, false); err == nil {
+		a.to, err = parseEdge(to, true)
 	}
-	return a, bad
+	return a, err
 }
 
 // cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
-func cmdXPending(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXPending(k *Key, args [][]byte, w *resp.Writer) error {
 	var a pendingArgs
 	if len(args) != 3 {
-		var bad string
-		if a, bad = parsePending(args); bad != "" {
-			return refusal(bad)
+		var err error
+		if a, err = parsePending(args); err != nil {
+			return err
 		}
 	}
-	s, ok := k.readStream(args[1], w)
-	if !ok {
-		return nil
+	s, err := k.readStream(args[1])
+	if err != nil {
+		return err
 	}
 	g := s.Group(args[2])
 	switch {
 	case g == nil:
-		return refusal(noKeyOrGroup(args[1], args[2]))
+		return noKeyOrGroup(args[1], args[2])
 	case len(args) == 3:
 		writePending(w, g)
 	default:
-		a.write(w, g, k.now)
+		a.write(w, g, k.Now)
 	}
 	return nil
 }
@@ -298,7 +310,7 @@ func writePending(w *resp.Writer, g *collection.StreamGroup) {
 	of := g.PendingOf()
 	busy := 0
 	for _, n := range of {
-		busy += int(bit(n > 0))
+		busy += int(Bit(n > 0))
 	}
 	w.Array(busy)
 	for i, n := range of {
@@ -350,28 +362,28 @@ type claim struct {
 }
 
 // beginClaim looks for the group; grow is for how many it may add to what is pending.
-// args are alike in both commands: key, group and consumer. ok is false behind a reply, or without room.
-func (k *key) beginClaim(args [][]byte, grow int, w *resp.Writer) (c claim, ok bool) {
-	if !k.is(client.Stream, w) {
-		return c, false
+// args are alike in both commands: key, group and consumer. proto is the reply's.
+func (k *Key) beginClaim(args [][]byte, grow, proto int) (c claim, err error) {
+	if err := k.typed(client.Stream); err != nil {
+		return c, err
 	}
-	if c.s, ok = k.editStream(args[1], collection.StreamGroupRoom(args[3], grow), w); !ok {
-		return c, false
+	if c.s, err = k.editStream(args[1], collection.StreamGroupRoom(args[3], grow)); err != nil {
+		return c, err
 	}
 	if c.g = c.s.Group(args[2]); c.g == nil {
-		w.Error(noKeyOrGroup(args[1], args[2]))
+		return c, noKeyOrGroup(args[1], args[2])
 	}
-	c.out.Proto, c.consumer = w.Proto, -1
-	return c, c.g != nil
+	c.out.Proto, c.consumer = proto, -1
+	return c, nil
 }
 
 // take gives an entry to the consumer of that name, who is made if need be, and adds it to the reply.
 // With justID the reply has the id alone.
-func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
+func (c *claim) take(k *Key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
 	if c.consumer < 0 {
 		made := false
-		if c.consumer, made = c.g.See(name, k.now); made {
-			k.also = "xgroup-createconsumer"
+		if c.consumer, made = c.g.See(name, k.Now); made {
+			k.Also = "xgroup-createconsumer"
 		}
 	}
 	p.Consumer = c.consumer
@@ -392,9 +404,12 @@ func (c *claim) drop(i int) {
 }
 
 // end makes what has changed the key's.
-// false: it replied that the stream is too long. A claim that found nothing writes nothing.
-func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
-	return !c.changed || k.setStream(c.s, true, name, w)
+// A claim that found nothing writes nothing.
+func (c *claim) end(k *Key, name []byte) error {
+	if !c.changed {
+		return nil
+	}
+	return k.setStream(c.s, true, name)
 }
 
 type claimArgs struct {
@@ -416,7 +431,7 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, err error) {
 		}
 		a.ids, list = append(a.ids, id), list[1:]
 	}
-	p := optionsOf(list)
+	p := OptionsOf(list)
 	for p.More() {
 		switch {
 		case p.Flag("force"):
@@ -444,16 +459,16 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, err error) {
 // cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names.
 // Of two consumers that claim an entry at a time with a least time of idleness, the second one finds that it is not
 // idle.
-func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
-	c, ok := k.beginClaim(args, len(args), w)
-	if !ok {
-		return nil
+func cmdXClaim(k *Key, args [][]byte, w *resp.Writer) error {
+	c, err := k.beginClaim(args, len(args), w.Proto)
+	if err != nil {
+		return err
 	}
-	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XCLAIM", w)
-	if !ok {
-		return nil
+	idle, err := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XCLAIM")
+	if err != nil {
+		return err
 	}
-	a, err := parseClaim(args, k.now)
+	a, err := parseClaim(args, k.Now)
 	if err != nil {
 		return err
 	}
@@ -461,14 +476,14 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 		c.g.Last, c.changed = a.last, true
 	}
 	// A time in the future would keep the entry from ever becoming idle.
-	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.now {
-		a.delivered = k.now
+	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.Now {
+		a.delivered = k.Now
 	}
 	for _, id := range a.ids {
 		i, pending := c.g.Pending.Find(id)
 		e, found, err := c.s.Find(id)
-		if !streamOK(err, args[1], w) {
-			return nil
+		if err != nil {
+			return streamError(err, args[1])
 		}
 		var p collection.PendingEntry
 		switch {
@@ -476,7 +491,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 			c.drop(i)
 			continue
 		case pending:
-			if p = c.g.Pending.At(i); idle > 0 && k.now-p.Delivered < idle {
+			if p = c.g.Pending.At(i); idle > 0 && k.Now-p.Delivered < idle {
 				continue
 			}
 		case !found || !a.force: // FORCE claims an entry that nobody had
@@ -493,10 +508,11 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) error {
 		}
 		c.take(k, args[3], p, e, a.just)
 	}
-	if c.end(k, args[1], w) {
-		w.Array(c.n)
-		w.Raw(c.out.Bytes())
+	if err := c.end(k, args[1]); err != nil {
+		return err
 	}
+	w.Array(c.n)
+	w.Raw(c.out.Bytes())
 	return nil
 }
 
@@ -505,17 +521,17 @@ const autoClaimTries = 10
 
 // cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end,
 // and with the ids of entries that were deleted meanwhile, which it forgets.
-func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
-	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
-	if !ok {
-		return nil
+func cmdXAutoClaim(k *Key, args [][]byte, w *resp.Writer) error {
+	idle, err := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM")
+	if err != nil {
+		return err
 	}
-	from, bad := parseEdge(args[5], false)
-	if bad != "" {
-		return refusal(bad)
+	from, err := parseEdge(args[5], false)
+	if err != nil {
+		return err
 	}
 	count, just := int64(100), false
-	p := optionsOf(args[6:])
+	p := OptionsOf(args[6:])
 	for p.More() {
 		switch {
 		case p.Option("count", 1):
@@ -531,9 +547,9 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	c, ok := k.beginClaim(args, 0, w)
-	if !ok {
-		return nil
+	c, err := k.beginClaim(args, 0, w.Proto)
+	if err != nil {
+		return err
 	}
 	var deleted []collection.StreamID
 	i, _ := c.g.Pending.Find(from)
@@ -542,16 +558,16 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 		p := c.g.Pending.At(i)
 		e, found, err := c.s.Find(p.ID)
 		switch {
-		case !streamOK(err, args[1], w):
-			return nil
+		case err != nil:
+			return streamError(err, args[1])
 		case !found:
 			c.drop(i)
 			deleted = append(deleted, p.ID)
 			count--
 			continue
-		case idle <= 0 || k.now-p.Delivered >= idle:
-			p.Delivered = k.now
-			p.Times += bit(!just)
+		case idle <= 0 || k.Now-p.Delivered >= idle:
+			p.Delivered = k.Now
+			p.Times += Bit(!just)
 			c.take(k, args[3], p, e, just)
 			count--
 		}
@@ -561,8 +577,8 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) error {
 	if i < c.g.Pending.Len() {
 		next = c.g.Pending.At(i).ID
 	}
-	if !c.end(k, args[1], w) {
-		return nil
+	if err := c.end(k, args[1]); err != nil {
+		return err
 	}
 	w.Array(3)
 	writeID(w, next)

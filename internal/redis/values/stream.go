@@ -1,94 +1,22 @@
-package gateway
+package values
 
 import (
 	"bytes"
 	"math"
-	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/number"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/args"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a
-// copy. The order in which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
+// Streams. A command takes the value apart as far as it needs to (internal/redis/collection); one that changes it edits
+// a copy. The order in which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
 //
 // An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all
 // of it. So streams are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is
 // atomic with all that it tells groups, across gateways, without a lock that somebody might not give back.
-
-// streamCommands are on one stream, but for XREAD and XREADGROUP, which may wait for several.
-func streamCommands() []*command {
-	return ofGroup("stream",
-		onStreams("xadd", keyed("xadd", -5, 1, update, cmdXAdd, "Appends an entry to a stream.")),
-		keyed("xlen", 2, 1, read, cmdXLen, "Counts the entries of a stream."),
-		keyed("xrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return xrange(k, args, w, false)
-		}, "Returns entries by their ids."),
-		keyed("xrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return xrange(k, args, w, true)
-		}, "Returns entries by their ids, in reverse."),
-		onStreams("xdel", keyed("xdel", -3, 1, update, cmdXDel, "Deletes entries.")),
-		onStreams("xtrim", keyed("xtrim", -4, 1, update, cmdXTrim, "Deletes the first entries.")),
-		onStreams("xsetid", keyed("xsetid", -3, 1, update, cmdXSetID, "Sets the last id of a stream.")),
-		blockingRead("xread", -4, false, "Returns entries of several streams, or waits for some."),
-		blockingRead("xreadgroup", -7, true, "Returns entries to a consumer of a group, or waits for some."),
-		onStreams("", keyed("xack", -4, 1, update, cmdXAck, "Says that entries have been dealt with.")),
-		keyed("xpending", -3, 1, read, cmdXPending, "Returns what has been delivered and not acknowledged."),
-		onStreams("", keyed("xclaim", -6, 1, update, cmdXClaim, "Gives pending entries to another consumer.")),
-		onStreams("", keyed("xautoclaim", -6, 1, update, cmdXAutoClaim,
-			"Gives entries that are pending for long to another consumer.")),
-		container("xgroup", "stream", "Consumer groups.", nil,
-			onStreams("xgroup-create", keyed("xgroup|create", -5, 2, update, cmdXGroupCreate, "Makes a group.")),
-			onStreams("xgroup-setid", keyed("xgroup|setid", -5, 2, update, cmdXGroupSetID,
-				"Sets the last id that a group has read.")),
-			onStreams("xgroup-destroy", keyed("xgroup|destroy", 4, 2, update, cmdXGroupDestroy, "Removes a group.")),
-			onStreams("xgroup-createconsumer", keyed("xgroup|createconsumer", 5, 2, update, cmdXGroupCreateConsumer,
-				"Makes a consumer.")),
-			onStreams("xgroup-delconsumer", keyed("xgroup|delconsumer", 5, 2, update, cmdXGroupDelConsumer,
-				"Removes a consumer.")),
-			helpOf("xgroup", strings.Split(xgroupHelp, "\n")...)),
-		container("xinfo", "stream", "Tells of streams, groups and consumers.", nil,
-			keyed("xinfo|stream", -3, 2, read, cmdXInfoStream, "Tells of a stream."),
-			keyed("xinfo|groups", 3, 2, read, cmdXInfoGroups, "Tells of the groups of a stream."),
-			keyed("xinfo|consumers", 4, 2, read, cmdXInfoConsumers, "Tells of the consumers of a group."),
-			helpOf("xinfo", strings.Split(xinfoHelp, "\n")...)),
-	)
-}
-
-const (
-	// The texts are Redis's, which clients print as they come.
-	xgroupHelp = `CREATE <key> <groupname> <id|$> [option]
-    Create a new consumer group. Options are:
-    * MKSTREAM
-      Create the empty stream if it does not exist.
-    * ENTRIESREAD entries_read
-      Set the group's entries_read counter (internal use).
-CREATECONSUMER <key> <groupname> <consumer>
-    Create a new consumer in the specified group.
-DELCONSUMER <key> <groupname> <consumer>
-    Remove the specified consumer.
-DESTROY <key> <groupname>
-    Remove the specified group.
-SETID <key> <groupname> <id|$> [ENTRIESREAD entries_read]
-    Set the current group ID and entries_read counter.`
-	xinfoHelp = `CONSUMERS <key> <groupname>
-    Show consumers of <groupname>.
-GROUPS <key>
-    Show the stream consumer groups.
-STREAM <key> [FULL [COUNT <count>]
-    Show information about the stream.`
-)
-
-// onStreams names the event of a command that changes a stream; "": it has none.
-// An event "" keeps nameEvents from giving the command's own name to one.
-func onStreams(event string, c *command) *command {
-	if c.event = (keyEvent{onStream, event}); event == "" {
-		c.event.class = onNothing
-	}
-	return c
-}
 
 const (
 	errStreamID  = "ERR Invalid stream ID specified as stream command argument"
@@ -100,43 +28,43 @@ const (
 	errLimitOnly = "ERR syntax error, LIMIT cannot be used without the special ~ option"
 )
 
-// readStream is the key's stream, empty if there is none; ok is false behind a reply that says why not.
+// readStream is the key's stream, empty if there is none.
 // The stream refers to the value. Its entries are checked as they are read, so each reading may find damage.
-func (k *key) readStream(name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
-	if !k.is(client.Stream, w) {
-		return nil, false
+func (k *Key) readStream(name []byte) (s *collection.Stream, err error) {
+	if err := k.typed(client.Stream); err != nil {
+		return nil, err
 	}
-	return parsedStream(k.value, name, w)
+	return parsedStream(k.Value, name)
 }
 
-// parsedStream is the stream in b; ok as in readStream.
-func parsedStream(b, name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
-	s, err := collection.ParseStream(b)
-	return s, streamOK(err, name, w)
+// parsedStream is the stream in b.
+func parsedStream(b, name []byte) (s *collection.Stream, err error) {
+	s, err = collection.ParseStream(b)
+	return s, streamError(err, name)
 }
 
-// streamOK replies if a stream is corrupt.
-func streamOK(err error, name []byte, w *resp.Writer) bool {
+// streamError is the refusal of a stream that is corrupt, nil if err is.
+func streamError(err error, name []byte) error {
 	if err != nil {
-		w.Error(collectionError(client.Stream, name, err))
+		return collectionError(client.Stream, name, err)
 	}
-	return err == nil
+	return nil
 }
 
-// editStream is the key's stream in bytes that may be edited, with room for grow bytes more; ok is as in editable.
-func (k *key) editStream(name []byte, grow int, w *resp.Writer) (s *collection.Stream, ok bool) {
-	b, ok := k.editable(grow)
-	if !ok {
-		return nil, false
+// editStream is the key's stream in bytes that may be edited, with room for grow bytes more.
+func (k *Key) editStream(name []byte, grow int) (s *collection.Stream, err error) {
+	b, err := k.editable(grow)
+	if err != nil {
+		return nil, err
 	}
-	return parsedStream(b, name, w)
+	return parsedStream(b, name)
 }
 
-// setStream makes an edited stream the key's; false: it replied that it is too long.
+// setStream makes an edited stream the key's, unless it is too long.
 // groups says that they may have been changed, and are encoded anew. A stream without entries stays a key, unlike other
 // collections.
-func (k *key) setStream(s *collection.Stream, groups bool, name []byte, w *resp.Writer) bool {
-	return k.setEdited(client.Stream, s.Bytes(groups), name, w)
+func (k *Key) setStream(s *collection.Stream, groups bool, name []byte) error {
+	return k.setEdited(client.Stream, s.Bytes(groups), name)
 }
 
 // parseNumber reads a part of an id as Redis does: a decimal integer, or else what C's strtoull takes.
@@ -177,10 +105,10 @@ func parseID(b []byte) (id collection.StreamID, ok bool) {
 	return id, ok
 }
 
-// parseEdge reads an end of an interval, which with ( in front of it is not in it; bad is the reply to a wrong one.
+// parseEdge reads an end of an interval, which with ( in front of it is not in it.
 // An id without its second number stands for all of that millisecond: the first at the start of the interval, the last
 // at its end.
-func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
+func parseEdge(b []byte, end bool) (id collection.StreamID, err error) {
 	missing := uint64(0)
 	if end {
 		missing = math.MaxUint64
@@ -198,17 +126,17 @@ func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
 	}
 	switch {
 	case !ok:
-		return id, errStreamID
+		return id, refusal(errStreamID)
 	case open && !end:
 		if id, ok = id.Next(); !ok {
-			return id, errStartID
+			return id, refusal(errStartID)
 		}
 	case open:
 		if id, ok = id.Prev(); !ok {
-			return id, errEndID
+			return id, refusal(errEndID)
 		}
 	}
-	return id, ""
+	return id, nil
 }
 
 func writeID(w *resp.Writer, id collection.StreamID) {
@@ -250,7 +178,7 @@ func writeRange(w *resp.Writer, s *collection.Stream, from, to collection.Stream
 // writeSome is writeRange for as many as there are, up to most unless that is 0. If the stream is corrupt it replies
 // that in its place.
 func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, most int64,
-	name []byte) bool {
+	name []byte) error {
 	at := w.Len()
 	n, err := countRange(s, from, to, most)
 	if err == nil {
@@ -259,7 +187,7 @@ func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamI
 	if err != nil {
 		w.Truncate(at)
 	}
-	return streamOK(err, name, w)
+	return streamError(err, name)
 }
 
 // trimArgs are the options of XADD and XTRIM.
@@ -276,114 +204,103 @@ type trimArgs struct {
 
 // parseTrim reads options, and for XADD the id and what is behind it.
 // The error replies are Redis's, and its order of checks.
-func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
+func parseTrim(args [][]byte, add bool) (a trimArgs, err error) {
 	limited := false
-	i := 2
-	for done := false; i < len(args) && !done; i++ {
-		more := len(args) - 1 - i
-		switch o := args[i]; {
-		case add && string(o) == "*":
+	p := OptionsOf(args[2:])
+	for done := false; p.More() && !done; {
+		switch {
+		case add && p.Flag("*"):
 			done = true
-		case more > 0 && (fold(o, "maxlen") || fold(o, "minid")):
-			if a.some {
-				return a, errOneTrim
+		case p.Option("maxlen", 1):
+			a.parseBound(&p, false)
+		case p.Option("minid", 1):
+			a.parseBound(&p, true)
+		case p.Option("limit", 1):
+			if limited, a.Limit = true, p.Int(); a.Limit < 0 {
+				p.Refuse("ERR The LIMIT argument must be >= 0.")
 			}
-			// Without = or ~ it is =: all that is beyond the bound goes.
-			a.some, a.ByID, a.Blocks = true, fold(o, "minid"), false
-			if is := string(args[i+1]); more > 1 && (is == "~" || is == "=") {
-				a.Blocks = is == "~"
-				i++
-			}
-			i++
-			if bad := a.parseBound(args[i]); bad != "" {
-				return a, bad
-			}
-		case more > 0 && fold(o, "limit"):
-			i++
-			var ok bool
-			if a.Limit, ok = resp.ParseInt(args[i]); !ok {
-				return a, errNotInt
-			}
-			if a.Limit < 0 {
-				return a, "ERR The LIMIT argument must be >= 0."
-			}
-			limited = true
-		case add && fold(o, "nomkstream"):
+		case add && p.Flag("nomkstream"):
 			a.noMake = true
 		case add:
 			var ok bool
-			if a.id, a.whole, ok = parseIDAs(o, 0, true); !ok {
-				return a, errStreamID
+			if a.id, a.whole, ok = parseIDAs(p.Str(), 0, true); !ok {
+				p.Refuse(errStreamID)
 			}
 			a.given, done = true, true
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
+	}
+	if err := p.Err(); err != nil {
+		return a, err
 	}
 	switch {
 	case a.Limit > 0 && !a.some:
-		return a, errLimitTrim
+		return a, refusal(errLimitTrim)
 	case !add && !a.some:
-		return a, errNoTrim
+		return a, refusal(errNoTrim)
 	// LIMIT bounds the work of a trimming that need not be exact, so it has no meaning for one that must be.
 	case limited && !a.Blocks:
-		return a, errLimitOnly
+		return a, refusal(errLimitOnly)
 	case !limited && a.Blocks:
 		a.Limit = 10_000 // Redis's bound on the work of one command
 	}
-	a.fields = args[i:]
-	return a, ""
+	a.fields = p.Rest()
+	return a, nil
 }
 
-// parseBound reads the number of MAXLEN or the id of MINID.
-func (a *trimArgs) parseBound(b []byte) (bad string) {
-	if a.ByID {
-		var ok bool
-		if a.MinID, ok = parseID(b); !ok {
-			return errStreamID
-		}
-		return ""
+// parseBound reads the number of MAXLEN or the id of MINID, and what may be in front of it.
+// Without = or ~ it is =: all that is beyond the bound goes.
+func (a *trimArgs) parseBound(p *args.Parser, byID bool) {
+	if a.some {
+		p.Refuse(errOneTrim)
+		return
 	}
-	n, ok := resp.ParseInt(b)
-	switch {
-	case !ok:
-		return errNotInt
-	case n < 0:
-		return "ERR The MAXLEN argument must be >= 0."
+	a.some, a.ByID, a.Blocks = true, byID, p.Option("~", 1)
+	if !a.Blocks {
+		p.Option("=", 1)
+	}
+	if byID {
+		var ok bool
+		if a.MinID, ok = parseID(p.Str()); !ok {
+			p.Refuse(errStreamID)
+		}
+		return
+	}
+	n := p.Int()
+	if n < 0 {
+		p.Refuse("ERR The MAXLEN argument must be >= 0.")
 	}
 	a.Max = uint64(n)
-	return ""
 }
 
 // cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind
 // the last. The trimming is a part of the same write.
-func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseTrim(args, true)
+func cmdXAdd(k *Key, args [][]byte, w *resp.Writer) error {
+	a, err := parseTrim(args, true)
 	switch {
-	case bad != "":
+	case err != nil:
+		return err
 	case len(a.fields) < 2 || len(a.fields)%2 != 0:
-		bad = "ERR wrong number of arguments for 'xadd' command"
+		return refusal("ERR wrong number of arguments for 'xadd' command")
 	case a.given && a.whole && a.id == collection.StreamID{}:
-		bad = "ERR The ID specified in XADD must be greater than 0-0"
-	}
-	if bad != "" {
-		return refusal(bad)
+		return refusal("ERR The ID specified in XADD must be greater than 0-0")
 	}
 	if err := k.typed(client.Stream); err != nil {
 		return err
 	}
-	if !k.present && a.noMake {
+	if !k.Present && a.noMake {
 		w.Null()
 		return nil
 	}
-	s, ok := k.editStream(args[1], collection.StreamRoom(a.fields), w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], collection.StreamRoom(a.fields))
+	if err != nil {
+		return err
 	}
 	if s.Last == collection.MaxStreamID {
 		return refusal("ERR The stream has exhausted the last possible ID, unable to add more items")
 	}
-	id := a.nextID(s.Last, k.now)
+	id := a.nextID(s.Last, k.Now)
 	if id.Compare(s.Last) <= 0 {
 		return refusal("ERR The ID specified in XADD is equal or smaller than the target stream top item")
 	}
@@ -391,16 +308,15 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) error {
 	s.Add(id, a.fields)
 	gone := 0
 	if a.some {
-		var err error
-		if gone, err = s.Trim(a.StreamTrim); !streamOK(err, args[1], w) {
-			return nil
+		if gone, err = s.Trim(a.StreamTrim); err != nil {
+			return streamError(err, args[1])
 		}
 	}
-	if !k.setStream(s, false, args[1], w) {
-		return nil
+	if err := k.setStream(s, false, args[1]); err != nil {
+		return err
 	}
 	if gone > 0 {
-		k.also = "xtrim"
+		k.Also = "xtrim"
 	}
 	writeID(w, id)
 	return nil
@@ -425,30 +341,32 @@ func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.Stream
 }
 
 // cmdXLen reads the number of entries, which the encoding has.
-func cmdXLen(k *key, args [][]byte, w *resp.Writer) error {
-	if s, ok := k.readStream(args[1], w); ok {
-		w.Int(int64(s.Len()))
+func cmdXLen(k *Key, args [][]byte, w *resp.Writer) error {
+	s, err := k.readStream(args[1])
+	if err != nil {
+		return err
 	}
+	w.Int(int64(s.Len()))
 	return nil
 }
 
 // xrange is XRANGE and XREVRANGE. It walks the range twice, first to count it, since the number comes before the
 // entries.
-func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
+func xrange(k *Key, args [][]byte, w *resp.Writer, reverse bool) error {
 	start, end := args[2], args[3]
 	if reverse {
 		start, end = end, start // XREVRANGE names the upper end first
 	}
-	from, bad := parseEdge(start, false)
-	var to collection.StreamID
-	if bad == "" {
-		to, bad = parseEdge(end, true)
+	from, err := parseEdge(start, false)
+	if err != nil {
+		return err
 	}
-	if bad != "" {
-		return refusal(bad)
+	to, err := parseEdge(end, true)
+	if err != nil {
+		return err
 	}
 	count := int64(-1)
-	p := optionsOf(args[4:])
+	p := OptionsOf(args[4:])
 	for p.More() {
 		if !p.Option("count", 1) {
 			p.Wrong()
@@ -458,89 +376,95 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	s, ok := k.readStream(args[1], w)
+	s, err := k.readStream(args[1])
 	switch {
-	case !ok:
-	case !k.present:
+	case err != nil:
+		return err
+	case !k.Present:
 		w.Array(0)
 	case count == 0:
 		w.NullArray()
 	default:
-		writeSome(w, s, from, to, reverse, max(count, 0), args[1])
+		return writeSome(w, s, from, to, reverse, max(count, 0), args[1])
 	}
 	return nil
 }
 
 // parseIDs reads all arguments as ids.
-// If one of them is wrong it replied so.
-func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool) {
+func parseIDs(args [][]byte) (ids []collection.StreamID, err error) {
 	for _, b := range args {
 		id, ok := parseID(b)
 		if !ok {
-			w.Error(errStreamID)
-			return nil, false
+			return nil, refusal(errStreamID)
 		}
 		ids = append(ids, id)
 	}
-	return ids, true
+	return ids, nil
 }
 
 // cmdXDel leaves the entries pending in groups that had them; XCLAIM and XAUTOCLAIM forget those.
-func cmdXDel(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.hasOrZero(client.Stream, w) {
-		return nil
+func cmdXDel(k *Key, args [][]byte, w *resp.Writer) error {
+	if has, err := k.hasOrZero(client.Stream, w); !has {
+		return err
 	}
-	ids, ok := parseIDs(args[2:], w)
-	if !ok {
-		return nil
+	ids, err := parseIDs(args[2:])
+	if err != nil {
+		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	gone := int64(0)
 	for _, id := range ids {
 		was, err := s.Delete(id)
-		if !streamOK(err, args[1], w) {
-			return nil
+		if err != nil {
+			return streamError(err, args[1])
 		}
-		gone += bit(was)
+		gone += Bit(was)
 	}
 	// Nothing is written for ids that were not there.
-	if gone == 0 || k.setStream(s, false, args[1], w) {
-		w.Int(gone)
+	if gone > 0 {
+		if err := k.setStream(s, false, args[1]); err != nil {
+			return err
+		}
 	}
+	w.Int(gone)
 	return nil
 }
 
 // cmdXTrim replies with how many entries went.
-func cmdXTrim(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseTrim(args, false)
-	if bad != "" {
-		return refusal(bad)
+func cmdXTrim(k *Key, args [][]byte, w *resp.Writer) error {
+	a, err := parseTrim(args, false)
+	if err != nil {
+		return err
 	}
-	if !k.hasOrZero(client.Stream, w) {
-		return nil
+	if has, err := k.hasOrZero(client.Stream, w); !has {
+		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	gone, err := s.Trim(a.StreamTrim)
-	if streamOK(err, args[1], w) && (gone == 0 || k.setStream(s, false, args[1], w)) {
-		w.Int(int64(gone))
+	if err = streamError(err, args[1]); err == nil && gone > 0 {
+		err = k.setStream(s, false, args[1])
 	}
+	if err != nil {
+		return err
+	}
+	w.Int(int64(gone))
 	return nil
 }
 
 // cmdXSetID is for those who copy streams between stores: it sets what XADD and groups count by.
-func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
+func cmdXSetID(k *Key, args [][]byte, w *resp.Writer) error {
 	id, ok := parseID(args[2])
 	if !ok {
 		return refusal(errStreamID)
 	}
 	added, deleted := int64(-1), collection.StreamID{}
-	p := optionsOf(args[3:])
+	p := OptionsOf(args[3:])
 	for p.More() {
 		switch {
 		case p.Option("entriesadded", 1):
@@ -560,21 +484,21 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	if !k.present {
-		return refusal(errNoKey)
+	if !k.Present {
+		return errNoKey
 	}
 	if err := k.typed(client.Stream); err != nil {
 		return err
 	}
-	s, ok := k.editStream(args[1], 0, w)
-	if !ok {
-		return nil
+	s, err := k.editStream(args[1], 0)
+	if err != nil {
+		return err
 	}
 	// An id before the last entry's would let XADD give ids a second time.
 	top, err := s.Edge(true)
 	switch {
-	case !streamOK(err, args[1], w):
-		return nil
+	case err != nil:
+		return streamError(err, args[1])
 	case s.Len() > 0 && id.Compare(top) < 0:
 		return refusal("ERR The ID specified in XSETID is smaller than the target stream top item")
 	case s.Len() > 0 && added >= 0 && int64(s.Len()) > added:
@@ -586,8 +510,9 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) error {
 	if deleted != (collection.StreamID{}) {
 		s.MaxDeleted = deleted
 	}
-	if k.setStream(s, false, args[1], w) {
-		w.OK()
+	if err := k.setStream(s, false, args[1]); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }

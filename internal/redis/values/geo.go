@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -6,141 +6,83 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/geo"
 	"github.com/kvd-project/kvd/internal/redis/args"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/geo"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at,
 // are those of geo.c.
 
-func geoCommands() []*command {
-	radius := onKeys("georadius", -6, 1, 1, 1, "", georadius(geoquery{at: 6}),
-		"Returns or stores the positions around a place.")
-	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true}),
-		"Returns or stores the positions around a member.")
-	radius.spans, byMember.spans = storeSpans(6), storeSpans(5)
-	return inGroup("geo", []*command{
-		keyed("geoadd", -5, 1, update, cmdGeoAdd, "Adds positions."),
-		keyed("geodist", -4, 1, read, cmdGeoDist, "Returns the distance between two members."),
-		keyed("geohash", -2, 1, read, cmdGeoHash, "Returns the geohashes of members."),
-		keyed("geopos", -2, 1, read, cmdGeoPos, "Returns the positions of members."),
-		writes(radius),
-		onKeys("georadius_ro", -6, 1, 1, 1, "", georadius(geoquery{at: 6, readOnly: true}),
-			"Returns the positions around a place."),
-		writes(byMember),
-		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true, readOnly: true}),
-			"Returns the positions around a member."),
-		onKeys("geosearch", -7, 1, 1, 1, "", georadius(geoquery{at: 2, search: true}),
-			"Returns the positions within a circle or a box."),
-		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", georadius(geoquery{at: 3, search: true, storeFirst: true}),
-			"Stores the positions within a circle or a box.")),
-	})
-}
-
-// storeSpans finds the keys of STORE and STOREDIST, behind the options that begin at an argument.
-// The command writes the last one, and a user needs the right to all of them, as in Redis. Of three or more, arguments
-// between them may count as keys, too.
-func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
-	return func(args [][]byte) (keys, also acl.Span) {
-		for i := at; i+1 < len(args); i++ {
-			if !fold(args[i], "store") && !fold(args[i], "storedist") {
-				continue
-			}
-			i++
-			switch {
-			case also.First == 0:
-				also = acl.Span{First: i, Last: i, Step: 1}
-			case also.First == also.Last:
-				also.Last, also.Step = i, i-also.First
-			default:
-				also.Step = gcd(also.Step, i-also.Last)
-				also.Last = i
-			}
-		}
-		return acl.Span{First: 1, Last: 1, Step: 1}, also
-	}
-}
-
-func gcd(a, b int) int {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
-}
-
-// unitOf is a unit's metres, or the error reply.
-func unitOf(b []byte) (metres float64, bad string) {
+// unitOf is a unit's metres.
+func unitOf(b []byte) (metres float64, err error) {
 	switch {
-	case fold(b, "m"):
-		return 1, ""
-	case fold(b, "km"):
-		return 1000, ""
-	case fold(b, "ft"):
-		return 0.3048, ""
-	case fold(b, "mi"):
-		return 1609.34, ""
+	case Fold(b, "m"):
+		return 1, nil
+	case Fold(b, "km"):
+		return 1000, nil
+	case Fold(b, "ft"):
+		return 0.3048, nil
+	case Fold(b, "mi"):
+		return 1609.34, nil
 	}
-	return 0, "ERR unsupported unit provided. please use M, KM, FT, MI"
+	return 0, refusal("ERR unsupported unit provided. please use M, KM, FT, MI")
 }
 
-// parsePosition reads longitude and latitude, or returns the error reply.
+// parsePosition reads longitude and latitude.
 // Both are in degrees, and latitudes end at some 85°, as those of web maps do.
-func parsePosition(args [][]byte) (p geo.Position, bad string) {
+func parsePosition(lon, lat []byte) (p geo.Position, err error) {
 	var ok1, ok2 bool
-	p.Lon, ok1 = scoreOf(args[0])
-	p.Lat, ok2 = scoreOf(args[1])
+	p.Lon, ok1 = ScoreOf(lon)
+	p.Lat, ok2 = ScoreOf(lat)
 	switch {
 	case !ok1 || !ok2:
-		return p, errNotFloat
+		return p, ErrNotFloat
 	case !p.Valid():
-		return p, "ERR invalid longitude,latitude pair " + cFixed(p.Lon) + "," + cFixed(p.Lat)
+		return p, refusal("ERR invalid longitude,latitude pair " + cFixed(p.Lon) + "," + cFixed(p.Lat))
 	}
-	return p, ""
+	return p, nil
 }
 
 // cmdGeoAdd is ZADD with the positions' scores. All positions are read before any is added.
-func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoAdd(k *Key, args [][]byte, w *resp.Writer) error {
 	var a zaddArgs
-	opts := args[2:]
-	for len(opts) > 0 {
+	p := OptionsOf(args[2:])
+	for options := true; options; {
 		switch {
-		case fold(opts[0], "nx"):
+		case p.Flag("nx"):
 			a.nx = true
-		case fold(opts[0], "xx"):
+		case p.Flag("xx"):
 			a.xx = true
-		case fold(opts[0], "ch"):
+		case p.Flag("ch"):
 			a.ch = true
 		default:
-			if len(opts)%3 != 0 || a.nx && a.xx {
-				return refusal(errSyntax)
-			}
-			for i := 0; i < len(opts); i += 3 {
-				p, bad := parsePosition(opts[i:])
-				if bad != "" {
-					return refusal(bad)
-				}
-				a.scores, a.members = append(a.scores, float64(p.Score())), append(a.members, opts[i+2])
-			}
-			return zadd(k, args[1], &a, w)
+			options = false
 		}
-		opts = opts[1:]
 	}
-	return refusal(errSyntax)
+	if !p.More() || p.Left()%3 != 0 || a.nx && a.xx {
+		return ErrSyntax
+	}
+	for p.More() {
+		at, err := parsePosition(p.Str(), p.Str())
+		if err != nil {
+			return err
+		}
+		a.scores, a.members = append(a.scores, float64(at.Score())), append(a.members, p.Str())
+	}
+	return zadd(k, args[1], &a, w)
 }
 
 // cmdGeoDist is null if one of the members is not there. Positions have the precision of their score, some metre.
-func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
-	unit := 1.0
+func cmdGeoDist(k *Key, args [][]byte, w *resp.Writer) error {
+	unit, err := 1.0, error(nil)
 	if len(args) == 5 {
-		var bad string
-		if unit, bad = unitOf(args[4]); bad != "" {
-			return refusal(bad)
+		if unit, err = unitOf(args[4]); err != nil {
+			return err
 		}
 	} else if len(args) > 5 {
-		return refusal(errSyntax)
+		return ErrSyntax
 	}
 	z, err := k.sortedSet(args[1])
 	if err != nil {
@@ -159,7 +101,7 @@ func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) error {
 func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat(d, 'f', 4, 64)) }
 
 // cmdGeoHash gives the usual geohash, of latitudes up to 90°, and not the one of the score.
-func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoHash(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -176,7 +118,7 @@ func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdGeoPos gives the middle of each score's cell, and not the position that was added.
-func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) error {
+func cmdGeoPos(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -231,26 +173,26 @@ type geopoint struct {
 
 // georadius makes a command of a query that knows what kind of command it is.
 // The key's type is looked at before the arguments. Without the key most mistakes in the arguments are still found.
-func georadius(kind geoquery) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
+func georadius(kind geoquery) SeveralFunc {
+	return func(t Keys, args [][]byte, w *resp.Writer) error {
 		q := kind
 		name := args[1]
 		if q.storeFirst {
 			// Both keys go to the store in one round trip.
 			q.store, name = args[1], args[2]
-			t.load(args[1:3]...)
+			t.Load(args[1:3]...)
 		}
-		k := t.key(name)
+		k := t.Key(name)
 		z, err := k.sortedSet(name)
 		if err != nil {
 			return err
 		}
 		// A center that is a member needs the set, which is why the key is read before.
-		if err := q.parse(args, z, k.present); err != nil {
+		if err := q.parse(args, z, k.Present); err != nil {
 			return err
 		}
 		var found []geopoint
-		if k.present {
+		if k.Present {
 			found = q.find(z)
 		}
 		if q.store == nil {
@@ -263,7 +205,7 @@ func georadius(kind geoquery) severalFunc {
 				list[i].Score = p.metres / q.shape.Unit
 			}
 		}
-		if err := t.key(q.store).storeSortedSet(list); err != nil {
+		if err := t.Key(q.store).storeSortedSet(list); err != nil {
 			return err
 		}
 		w.Int(int64(len(list)))
@@ -273,23 +215,23 @@ func georadius(kind geoquery) severalFunc {
 
 // parse reads all arguments.
 func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) error {
-	var bad string
+	var err error
 	switch {
 	case q.search:
 	// Without the key there is no member to begin with, and nothing to be found, so Redis does not look at the radius.
 	case q.member && present:
-		if bad = q.fromMemberOf(z, args[2]); bad == "" {
-			bad = q.parseRadius(args[3:])
+		if err = q.fromMemberOf(z, args[2]); err == nil {
+			err = q.parseRadius(args[3], args[4])
 		}
 	case !q.member:
-		if q.shape.Center, bad = parsePosition(args[2:]); bad == "" {
-			bad = q.parseRadius(args[4:])
+		if q.shape.Center, err = parsePosition(args[2], args[3]); err == nil {
+			err = q.parseRadius(args[4], args[5])
 		}
 	}
-	if bad != "" {
-		return refusal(bad)
+	if err != nil {
+		return err
 	}
-	p := optionsOf(args[q.at:])
+	p := OptionsOf(args[q.at:])
 	for p.More() {
 		q.parseOption(&p, z, present)
 	}
@@ -351,67 +293,66 @@ func (q *geoquery) parseOption(p *args.Parser, z collection.ZSet, present bool) 
 
 // parseShape reads the options that GEOSEARCH has for center and shape.
 func (q *geoquery) parseShape(p *args.Parser, z collection.ZSet, present bool) {
-	var bad string
+	var err error
 	switch {
 	case !q.fromPosition && p.Option("frommember", 1):
 		member := p.Str()
 		if q.fromMember = true; present {
-			bad = q.fromMemberOf(z, member)
+			err = q.fromMemberOf(z, member)
 		}
 	case !q.fromMember && p.Option("fromlonlat", 2):
 		q.fromPosition = true
-		q.shape.Center, bad = parsePosition([][]byte{p.Str(), p.Str()})
+		q.shape.Center, err = parsePosition(p.Str(), p.Str())
 	case !q.byBox && p.Option("byradius", 2):
 		q.byRadius = true
-		bad = q.parseRadius([][]byte{p.Str(), p.Str()})
+		err = q.parseRadius(p.Str(), p.Str())
 	case !q.byRadius && p.Option("bybox", 3):
 		q.byBox, q.shape.Box = true, true
-		width, height, unit := p.Str(), p.Str(), p.Str()
-		bad = q.parseBox(width, height, unit)
+		err = q.parseBox(p.Str(), p.Str(), p.Str())
 	default:
-		bad = errSyntax
+		p.Wrong()
 	}
-	if bad != "" {
-		p.Refuse(refusal(bad))
-	}
+	p.Fail(err)
 }
 
-func (q *geoquery) parseBox(width, height, unit []byte) (bad string) {
+func (q *geoquery) parseBox(width, height, unit []byte) error {
 	var ok bool
-	if q.shape.Width, ok = scoreOf(width); !ok {
-		return "ERR need numeric width"
+	if q.shape.Width, ok = ScoreOf(width); !ok {
+		return refusal("ERR need numeric width")
 	}
-	if q.shape.Height, ok = scoreOf(height); !ok {
-		return "ERR need numeric height"
+	if q.shape.Height, ok = ScoreOf(height); !ok {
+		return refusal("ERR need numeric height")
 	}
 	if q.shape.Height < 0 || q.shape.Width < 0 {
-		return "ERR height or width cannot be negative"
+		return refusal("ERR height or width cannot be negative")
 	}
-	q.shape.Unit, bad = unitOf(unit)
-	return bad
+	var err error
+	q.shape.Unit, err = unitOf(unit)
+	return err
 }
 
 // fromMemberOf makes a member the center.
 // The member itself is found, too, at distance 0.
-func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) (bad string) {
+func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) error {
 	at := z.Find(member)
 	if at < 0 {
-		return "ERR could not decode requested zset member"
+		return refusal("ERR could not decode requested zset member")
 	}
 	q.shape.Center = geo.Decode(z.Score(at))
-	return ""
+	return nil
 }
 
-func (q *geoquery) parseRadius(args [][]byte) (bad string) {
+func (q *geoquery) parseRadius(radius, unit []byte) error {
 	var ok bool
-	if q.shape.Radius, ok = scoreOf(args[0]); !ok {
-		return "ERR need numeric radius"
+	if q.shape.Radius, ok = ScoreOf(radius); !ok {
+		return refusal("ERR need numeric radius")
 	}
 	if q.shape.Radius < 0 {
-		return "ERR radius cannot be negative"
+		return refusal("ERR radius cannot be negative")
 	}
-	q.shape.Unit, bad = unitOf(args[1])
-	return bad
+	var err error
+	q.shape.Unit, err = unitOf(unit)
+	return err
 }
 
 // find looks for the members within the shape, in the order that is asked for. With ANY the first ones do.
@@ -453,7 +394,7 @@ func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
 // write replies with what was found.
 // A member is by itself without options, and the first element of an array with them.
 func (q *geoquery) write(w *resp.Writer, found []geopoint) {
-	more := int(bit(q.withDist) + bit(q.withHash) + bit(q.withCoord))
+	more := int(Bit(q.withDist) + Bit(q.withHash) + Bit(q.withCoord))
 	w.Array(len(found))
 	for _, p := range found {
 		if more > 0 {

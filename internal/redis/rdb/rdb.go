@@ -14,7 +14,7 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
 // Kind is what a value is.

@@ -1,26 +1,26 @@
-package gateway
+package values
 
 import (
 	"errors"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/rdb"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/rdb"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values
 // move between this store and Redis in both directions, as long as neither has a kind of value that the other has not.
 
 // cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
-func cmdDump(k *key, args [][]byte, w *resp.Writer) error {
-	if !k.present {
+func cmdDump(k *Key, args [][]byte, w *resp.Writer) error {
+	if !k.Present {
 		w.Null()
 		return nil
 	}
-	v, err := partsOf(k.typ, k.value)
+	v, err := partsOf(k.Type, k.Value)
 	if err != nil {
-		return refusal(collectionError(k.typ, args[1], err))
+		return collectionError(k.Type, args[1], err)
 	}
 	w.Bulk(rdb.Append(nil, v))
 	return nil
@@ -31,42 +31,31 @@ type restoreArgs struct {
 	replace, absolute bool // REPLACE; ABSTTL: the time is a Unix time
 }
 
-// parseRestore reads what is behind the payload; bad is the error reply.
-func parseRestore(args [][]byte) (a restoreArgs, bad string) {
+// parseRestore reads what is behind the payload.
+func parseRestore(args [][]byte) (a restoreArgs, err error) {
 	idle, freq := false, false
-	for i := 4; i < len(args); i++ {
-		more := i+1 < len(args)
+	p := OptionsOf(args[4:])
+	for p.More() {
 		switch {
-		case fold(args[i], "replace"):
+		case p.Flag("replace"):
 			a.replace = true
-		case fold(args[i], "absttl"):
+		case p.Flag("absttl"):
 			a.absolute = true
 		// Redis takes either of them, as its policy is, and not both.
-		case fold(args[i], "idletime") && more && !freq:
-			i++
-			n, ok := resp.ParseInt(args[i])
-			if !ok {
-				return a, errNotInt
+		case !freq && p.Option("idletime", 1):
+			if idle = true; p.Int() < 0 {
+				p.Refuse("ERR Invalid IDLETIME value, must be >= 0")
 			}
-			if n < 0 {
-				return a, "ERR Invalid IDLETIME value, must be >= 0"
-			}
-			idle = true
-		case fold(args[i], "freq") && more && !idle:
-			i++
-			n, ok := resp.ParseInt(args[i])
-			if !ok {
-				return a, errNotInt
-			}
-			if n < 0 || n > 255 {
-				return a, "ERR Invalid FREQ value, must be >= 0 and <= 255"
-			}
+		case !idle && p.Option("freq", 1):
 			freq = true
+			if n := p.Int(); n < 0 || n > 255 {
+				p.Refuse("ERR Invalid FREQ value, must be >= 0 and <= 255")
+			}
 		default:
-			return a, errSyntax
+			p.Wrong()
 		}
 	}
-	return a, ""
+	return a, p.End()
 }
 
 // restoreRatio is more times than a payload's length its value can have, in memory, by compression or by being in many
@@ -85,27 +74,27 @@ func mostRestored(payload []byte) int {
 
 // cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
 // The time is in ms, from now on or as Unix time with ABSTTL, and 0 is never. A time that has passed leaves no key.
-func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
-	a, bad := parseRestore(args)
-	if bad != "" {
-		return refusal(bad)
+func cmdRestore(k *Key, args [][]byte, w *resp.Writer) error {
+	a, err := parseRestore(args)
+	if err != nil {
+		return err
 	}
-	if !a.replace && k.present {
+	if !a.replace && k.Present {
 		return refusal("BUSYKEY Target key name already exists.")
 	}
 	ttl, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return ErrNotInt
 	}
 	if ttl < 0 {
 		return refusal("ERR Invalid TTL value, must be >= 0")
 	}
 	// Parse is bounded by the room that there is. If that was the reason to fail, the command runs again with all that
 	// it may need.
-	v, err := rdb.Parse(args[3], k.room)
-	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
-		k.want = most // it may be only that there is little room
-		return nil
+	v, err := rdb.Parse(args[3], k.Room)
+	if most := min(k.MaxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.Room < most {
+		k.Want = most // it may be only that there is little room
+		return ErrRoom
 	}
 	var value []byte
 	var t client.Type
@@ -118,13 +107,13 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) error {
 	case errors.Is(err, rdb.ErrFormat):
 		return refusal("ERR Bad data format")
 	case err != nil:
-		return refusal(collectionError(t, args[1], err))
+		return collectionError(t, args[1], err)
 	}
 	if ttl != 0 && !a.absolute {
-		ttl += k.now
+		ttl += k.Now
 	}
-	k.flags = 0
-	k.setAs(t, value, ttl)
+	k.Flags = 0
+	k.SetAs(t, value, ttl)
 	w.OK()
 	return nil
 }

@@ -1,53 +1,23 @@
-package gateway
+package values
 
 import (
 	"math"
 	"slices"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
-
-// combiningCommands are those on several sorted sets. Sets without scores may take part: their members have the score
-// 1.
-func combiningCommands() []*command {
-	return []*command{
-		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", zcombine("zunion", uniteSets, 1),
-			"Returns the members of any of several sorted sets.")),
-		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", zcombine("zinter", intersectSets, 1),
-			"Returns the members of all of several sorted sets.")),
-		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", zcombine("zdiff", subtractSets, 1),
-			"Returns the members of a sorted set that are in no other one.")),
-		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", zcombine("zintercard", intersectSets, 1),
-			"Counts the members of all of several sorted sets.")),
-		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", zcombine("zunionstore", uniteSets, 2),
-			"Stores the members of any of several sorted sets."))),
-		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", zcombine("zinterstore", intersectSets, 2),
-			"Stores the members of all of several sorted sets."))),
-		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", zcombine("zdiffstore", subtractSets, 2),
-			"Stores the members of a sorted set that are in no other one."))),
-		writes(onKeys("zrangestore", -5, 1, 2, 1, "", cmdZRangeStore, "Stores a range of a sorted set.")),
-		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", cmdZMPop, "Removes members from the first of several "+
-			"sorted sets that has some."))),
-		blockingOn("bzpopmin", -3, 1, -2, 1, "", parseBZPop(false),
-			"Removes the member of lowest score and returns it, or waits for one."),
-		blockingOn("bzpopmax", -3, 1, -2, 1, "", parseBZPop(true),
-			"Removes the member of highest score and returns it, or waits for one."),
-		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", parseBZMPop,
-			"Removes members from the first of several sorted sets that has some, or waits for one.")),
-	}
-}
 
 // cmdZRangeStore stores what ZRANGE returns.
 // Source and destination may be the same key.
-func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
 	q := zquery{auto: true, store: true}
 	if err := q.parse(args[3:]); err != nil {
 		return err
 	}
-	t.load(args[1], args[2])
-	z, err := t.key(args[2]).sortedSet(args[2])
+	t.Load(args[1], args[2])
+	z, err := t.Key(args[2]).sortedSet(args[2])
 	if err != nil {
 		return err
 	}
@@ -55,7 +25,7 @@ func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) error {
 	for p := q.places(z); p.Lo < p.Hi; p.Lo++ {
 		list = append(list, z.Entry(p.Lo))
 	}
-	if err := t.key(args[1]).storeSortedSet(list); err != nil {
+	if err := t.Key(args[1]).storeSortedSet(list); err != nil {
 		return err
 	}
 	w.Int(int64(len(list)))
@@ -76,17 +46,16 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 	case !ok || n < 1:
 		return a, refusal("ERR numkeys should be greater than 0")
 	case n >= int64(len(args)-1):
-		return a, refusal(errSyntax)
+		return a, ErrSyntax
 	}
 	a.names = args[1 : 1+n]
-	p := optionsOf(args[1+n:])
+	p := OptionsOf(args[1+n:])
 	a.top = p.Choice("min", "max") == 1
 	for p.More() {
 		if a.count != 0 || !p.Option("count", 1) {
 			p.Wrong()
-		} else if a.count, ok = resp.ParseInt(p.Str()); !ok || a.count < 1 {
-			p.Refuse("ERR count should be greater than 0")
 		}
+		a.count = p.IntFrom(1, "ERR count should be greater than 0")
 	}
 	a.count = max(a.count, 1)
 	return a, p.End()
@@ -95,23 +64,23 @@ func parseZMPop(args [][]byte) (a zpopArgs, err error) {
 // try pops from the first of names that has something, and replies with its name behind a head. In nested replies a
 // member and its score are an array. names are those of the sets whose turn it is; false: none of them has a member,
 // and nothing was written.
-func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
-	nested bool) bool {
-	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
+func (a zpopArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
+	nested bool) (found bool, err error) {
+	return firstOf(t, names, client.SortedSet, again, func(k *Key, name []byte) error {
 		z, err := k.sortedSet(name)
 		if err == nil {
 			if err = popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested); a.top {
-				t.name(k, onZSet, "zpopmax")
+				t.Name(k, onZSet, "zpopmax")
 			} else {
-				t.name(k, onZSet, "zpopmin")
+				t.Name(k, onZSet, "zpopmin")
 			}
 		}
-		writeRefusal(w, err)
+		return err
 	})
 }
 
 // tryNested is try with the reply of ZMPOP.
-func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+func (a zpopArgs) tryNested(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	return a.try(t, names, again, w, func(name []byte, n int) {
 		w.Array(2)
 		w.Bulk(name)
@@ -119,43 +88,44 @@ func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Write
 	}, true)
 }
 
-func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
 	a, err := parseZMPop(args[1:])
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !a.tryNested(t, a.names, false, w):
+	}
+	found, err := a.tryNested(t, a.names, false, w)
+	if err == nil && !found {
 		w.NullArray()
 	}
-	return nil
+	return err
 }
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
 // Each takes one member of one set, the first that has some.
-func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
-	return func(args [][]byte) (b blocking, bad string) {
+func parseBZPop(top bool) WaitFunc {
+	return func(args [][]byte) (b Blocking, err error) {
 		a := zpopArgs{top: top, count: 1}
-		b.timeout, bad = parseTimeout(args[len(args)-1])
-		b.names, b.line = args[1:len(args)-1], lineOfZSets
-		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+		b.Timeout, err = ParseTimeout(args[len(args)-1])
+		b.Names, b.Line = args[1:len(args)-1], LineOfZSets
+		b.Try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return a.try(t, names, again, w, func(name []byte, n int) {
 				w.Array(1 + 2*n)
 				w.Bulk(name)
 			}, false)
 		}
-		return b, bad
+		return b, err
 	}
 }
 
 // parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
-func parseBZMPop(args [][]byte) (b blocking, bad string) {
+func parseBZMPop(args [][]byte) (b Blocking, err error) {
 	a, err := parseZMPop(args[2:])
 	if err != nil {
-		return b, err.Error()
+		return b, err
 	}
-	b.timeout, bad = parseTimeout(args[1])
-	b.names, b.line, b.try = a.names, lineOfZSets, a.tryNested
-	return b, bad
+	b.Timeout, err = ParseTimeout(args[1])
+	b.Names, b.Line, b.Try = a.names, LineOfZSets, a.tryNested
+	return b, err
 }
 
 // zsource is a set that is combined with others.
@@ -184,9 +154,9 @@ type combiner func(x *combination) []collection.ZEntry
 // zcombine makes a command whose argument at is the number of sets. If there is an argument before it, that is where
 // the result goes. Sets of a few members are combined without asking for memory, and others after it was taken, by how
 // many members they have together.
-func zcombine(name string, combine combiner, at int) severalFunc {
-	return func(t *staged, args [][]byte, w *resp.Writer) error {
-		x, err := t.readCombination(name, args[at:])
+func zcombine(name string, combine combiner, at int) SeveralFunc {
+	return func(t Keys, args [][]byte, w *resp.Writer) error {
+		x, err := readCombination(t, name, args[at:])
 		if err != nil {
 			return err
 		}
@@ -194,13 +164,13 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 		for _, s := range x.sources {
 			members += s.z.Len()
 		}
-		if members > freeMembers && !t.take(int64(members)*memberCost) {
-			return t.err
+		if members > freeMembers && !t.Take(int64(members)*memberCost) {
+			return t.Failure()
 		}
 		list := combine(x)
 		switch {
 		case at > 1:
-			if err := t.key(args[1]).storeSortedSet(list); err != nil {
+			if err := t.Key(args[1]).storeSortedSet(list); err != nil {
 				return err
 			}
 			w.Int(int64(len(list)))
@@ -228,28 +198,28 @@ const freeMembers, memberCost = 512, 128
 // readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
 // args begin with the number of sets. All sets are conditions
 // of what is written.
-func (t *staged) readCombination(name string, args [][]byte) (x *combination, err error) {
+func readCombination(t Keys, name string, args [][]byte) (x *combination, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok:
-		return nil, refusal(errNotInt)
+		return nil, ErrNotInt
 	case n < 1:
 		return nil, refusal("ERR at least 1 input key is needed for '" + name + "' command")
 	case n > int64(len(args)-1):
-		return nil, refusal(errSyntax)
+		return nil, ErrSyntax
 	}
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
-	t.load(names...)
+	t.Load(names...)
 	// All sets are looked at before the options, also those that cannot matter any more: the first error must be
 	// Redis's.
 	for _, name := range names {
-		z, err := t.membersOf(name)
+		z, err := membersOf(t, name)
 		switch {
 		case err != nil:
 			return nil, err
-		case t.failed():
-			return nil, t.err
+		case t.Failure() != nil:
+			return nil, t.Failure()
 		}
 		x.sources = append(x.sources, zsource{z, 1})
 	}
@@ -260,16 +230,16 @@ func (t *staged) readCombination(name string, args [][]byte) (x *combination, er
 }
 
 // membersOf is the sorted set of a key, or one made of a set's members, all of score 1.
-func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
-	k := t.key(name)
-	if !k.present || k.typ != client.Set {
+func membersOf(t Keys, name []byte) (z collection.ZSet, err error) {
+	k := t.Key(name)
+	if !k.Present || k.Type != client.Set {
 		return k.sortedSet(name)
 	}
-	set := collection.Set(k.value)
+	set := collection.Set(k.Value)
 	n, err := set.Len()
 	if err == nil {
-		if n > freeMembers && !t.take(int64(n)*memberCost) {
-			return z, t.err
+		if n > freeMembers && !t.Take(int64(n)*memberCost) {
+			return z, t.Failure()
 		}
 		var list []collection.ZEntry
 		for _, m := range set.Members(nil) {
@@ -279,7 +249,7 @@ func (t *staged) membersOf(name []byte) (z collection.ZSet, err error) {
 		z, err = collection.ParseZSet(z.AppendChanged(nil, nil, list))
 	}
 	if err != nil {
-		return z, refusal(collectionError(client.Set, name, err))
+		return z, collectionError(client.Set, name, err)
 	}
 	return z, nil
 }
@@ -291,13 +261,13 @@ func (x *combination) parse(name string, opts [][]byte) error {
 	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name),
 		name == "zintercard", name != "zdiff" && name != "zdiffstore"
 	weighs = weighs && !counts
-	p := optionsOf(opts)
+	p := OptionsOf(opts)
 	for p.More() {
 		switch {
 		case weighs && p.Option("weights", len(x.sources)):
 			for i := range x.sources {
 				var ok bool
-				if x.sources[i].weight, ok = scoreOf(p.Str()); !ok {
+				if x.sources[i].weight, ok = ScoreOf(p.Str()); !ok {
 					p.Refuse("ERR weight value is not a float")
 					break
 				}

@@ -1,6 +1,7 @@
-package gateway
+package values
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"math/big"
@@ -8,87 +9,54 @@ import (
 	"strconv"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/number"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first,
-// and look at arguments, the type and fields in the order of Redis's t_hash.c.
-func hashCommands() []*command {
-	return ofGroup("hash",
-		keyed("hset", -4, 1, update, cmdHSet, "Sets fields."),
-		keyed("hmset", -4, 1, update, cmdHMSet, "Sets fields."),
-		keyed("hsetnx", 4, 1, update, cmdHSetNX, "Sets a field that does not exist."),
-		keyed("hget", 3, 1, read, cmdHGet, "Returns the value of a field."),
-		keyed("hmget", -3, 1, read, cmdHMGet, "Returns the values of fields."),
-		keyed("hgetall", 2, 1, read, cmdHGetAll, "Returns all fields and their values."),
-		keyed("hkeys", 2, 1, read, cmdHKeys, "Returns all fields."),
-		keyed("hvals", 2, 1, read, cmdHVals, "Returns the values of all fields."),
-		keyed("hlen", 2, 1, read, cmdHLen, "Counts the fields."),
-		keyed("hstrlen", 3, 1, read, cmdHStrlen, "Returns the length of a field's value."),
-		keyed("hexists", 3, 1, read, cmdHExists, "Says whether there is a field."),
-		keyed("hdel", -3, 1, update, cmdHDel, "Deletes fields."),
-		keyed("hincrby", 4, 1, update, cmdHIncrBy, "Adds to an integer in a field."),
-		keyed("hincrbyfloat", 4, 1, update, cmdHIncrByFloat, "Adds to a floating-point number in a field."),
-		keyed("hrandfield", -2, 1, read, cmdHRandField, "Returns random fields."),
-		keyed("hscan", -3, 1, read, cmdHScan, "Iterates over the fields."),
-	)
-}
-
-// ofGroup puts commands in a group of COMMAND DOCS.
-// A container is put in it with no word to its subcommands, which container has seen to already.
-func ofGroup(group string, cmds ...*command) []*command {
-	for _, c := range cmds {
-		c.group = group
-	}
-	return cmds
-}
-
 // collectionError is the reply to an error of package collection, about the key of that name. Nothing was done.
 // The key's name is in it only if the value is corrupt, which an operator has to find.
-func collectionError(t client.Type, name []byte, err error) string {
+func collectionError(t client.Type, name []byte, err error) error {
 	if errors.Is(err, collection.ErrTooLong) {
-		return "ERR kvd: " + t.String() + " longer than " + units.Bytes(collection.MaxLen) +
-			", or than values may be: nothing was done"
+		return refusal("ERR kvd: " + t.String() + " longer than " + units.Bytes(collection.MaxLen) +
+			", or than values may be: nothing was done")
 	}
-	return "ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(clip(name, 128)) + ": nothing was done"
+	return refusal("ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(Clip(name, 128)) +
+		": nothing was done")
 }
 
-// editable is a copy of the collection's bytes to change, with room for grow bytes more; ok is as in mutable. The value
+// editable is a copy of the collection's bytes to change, with room for grow bytes more, or errRoom. The value
 // stays as it is if the command gives up: what may become too long, which is known behind the change, is not changed in
 // own, where the value of the unit's last command may be.
 // grow is an upper bound, in bytes, so a value near its limit may turn out to fit when it has been changed; setEdited
 // decides.
-func (k *key) editable(grow int) (b []byte, ok bool) {
-	n := len(k.value) + grow
-	if n <= min(k.maxValue, collection.MaxLen) {
+func (k *Key) editable(grow int) (b []byte, err error) {
+	n := len(k.Value) + grow
+	if n <= min(k.MaxValue, collection.MaxLen) {
 		return k.mutable(n)
 	}
-	if n > k.room {
-		k.want = n
-		return nil, false
+	if n > k.Room {
+		k.Want = n
+		return nil, ErrRoom
 	}
-	return append(make([]byte, 0, n), k.value...), true
+	return append(make([]byte, 0, n), k.Value...), nil
 }
 
-// setEdited makes b, which editable made, the value, and deletes the key if nothing is left. The expiry stays. If it is
-// too long it replies so and reports false.
-// b is the key's from here on.
-func (k *key) setEdited(t client.Type, b, name []byte, w *resp.Writer) bool {
+// setEdited makes b, which editable made, the value, and deletes the key if nothing is left. The expiry stays. It
+// refuses what is too long. b is the key's from here on.
+func (k *Key) setEdited(t client.Type, b, name []byte) error {
 	switch {
-	case len(b) > min(k.maxValue, collection.MaxLen):
-		w.Error(collectionError(t, name, collection.ErrTooLong))
-		return false
+	case len(b) > min(k.MaxValue, collection.MaxLen):
+		return collectionError(t, name, collection.ErrTooLong)
 	case len(b) == 0:
-		k.delete()
+		k.Delete()
 	default:
-		k.own = b
-		k.setAs(t, b, k.expires)
+		k.Own = b
+		k.SetAs(t, b, k.Expires)
 	}
-	return true
+	return nil
 }
 
 // roomFor is about how many bytes strings add to a collection at most, one by one.
@@ -102,92 +70,94 @@ func roomFor(texts [][]byte) int {
 
 // hash is the key's hash, empty if there is none.
 // The caller has looked at the type. The hash lies in the value, and must not be changed.
-func (k *key) hash() collection.Hash { return collection.Hash(k.value) }
+func (k *Key) hash() collection.Hash { return collection.Hash(k.Value) }
 
 // hashLen counts the fields.
-func (k *key) hashLen(name []byte) (n int, err error) {
+func (k *Key) hashLen(name []byte) (n int, err error) {
 	if err := k.typed(client.Hash); err != nil {
 		return 0, err
 	}
 	if n, err = k.hash().Len(); err != nil {
-		return 0, refusal(collectionError(client.Hash, name, err))
+		return 0, collectionError(client.Hash, name, err)
 	}
 	return n, nil
 }
 
 // hashField is the value of a field, nil if there is none.
 // args are the command's: the key's name, and behind it the field. The value lies in the hash; an empty one is not nil.
-func (k *key) hashField(args [][]byte) (value []byte, err error) {
+func (k *Key) hashField(args [][]byte) (value []byte, err error) {
 	if err := k.typed(client.Hash); err != nil {
 		return nil, err
 	}
 	if value, err = k.hash().Get(args[2]); err != nil {
-		return nil, refusal(collectionError(client.Hash, args[1], err))
+		return nil, collectionError(client.Hash, args[1], err)
 	}
 	return value, nil
 }
 
-// setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked
-// for room. pairs are fields and values by turns. It copies the hash once for all of them.
-func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int, ok bool) {
+// setFields sets fields, and returns how many of them are new. pairs are fields and values by turns. It copies the hash
+// once for all of them.
+func (k *Key) setFields(name []byte, pairs [][]byte) (added int, err error) {
 	// The old values of fields that are set again make room, which is not known before: the bound is for none of them.
-	b, ok := k.editable(roomFor(pairs))
-	if !ok {
-		return 0, false
+	b, err := k.editable(roomFor(pairs))
+	if err != nil {
+		return 0, err
 	}
 	h, added, err := collection.Hash(b).SetAll(pairs)
 	if err != nil {
-		w.Error(collectionError(client.Hash, name, err))
-		return 0, false
+		return 0, collectionError(client.Hash, name, err)
 	}
-	return added, k.setEdited(client.Hash, h, name, w)
+	return added, k.setEdited(client.Hash, h, name)
 }
 
 // cmdHSet replies with how many fields are new; those that were there have their new values all the same.
-func cmdHSet(k *key, args [][]byte, w *resp.Writer) error {
-	if n, ok := hset(k, args, w, "hset"); ok {
-		w.Int(int64(n))
+func cmdHSet(k *Key, args [][]byte, w *resp.Writer) error {
+	n, err := hset(k, args, "hset")
+	if err != nil {
+		return err
 	}
+	w.Int(int64(n))
 	return nil
 }
 
 // cmdHMSet is HSET with the reply OK.
-func cmdHMSet(k *key, args [][]byte, w *resp.Writer) error {
-	if _, ok := hset(k, args, w, "hmset"); ok {
-		w.OK()
+func cmdHMSet(k *Key, args [][]byte, w *resp.Writer) error {
+	if _, err := hset(k, args, "hmset"); err != nil {
+		return err
 	}
+	w.OK()
 	return nil
 }
 
 // hset is both; name is for the error of a field without a value.
-func hset(k *key, args [][]byte, w *resp.Writer, name string) (added int, ok bool) {
+func hset(k *Key, args [][]byte, name string) (added int, err error) {
 	if len(args)%2 != 0 {
-		w.Error("ERR wrong number of arguments for '" + name + "' command")
-		return 0, false
+		return 0, refusal("ERR wrong number of arguments for '" + name + "' command")
 	}
-	if !k.is(client.Hash, w) {
-		return 0, false
+	if err := k.typed(client.Hash); err != nil {
+		return 0, err
 	}
-	return k.setFields(args[1], args[2:], w)
+	return k.setFields(args[1], args[2:])
 }
 
 // cmdHSetNX writes nothing if the field is there, with any value.
-func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHSetNX(k *Key, args [][]byte, w *resp.Writer) error {
 	switch value, err := k.hashField(args); {
 	case err != nil:
 		return err
 	case value != nil:
 		w.Int(0)
 	default:
-		if _, ok := k.setFields(args[1], args[2:], w); ok {
-			w.Int(1)
+		if _, err := k.setFields(args[1], args[2:]); err != nil {
+			return err
 		}
+		w.Int(1)
 	}
 	return nil
 }
 
 // cmdHGet replies null both for a field and for a hash that is not there.
-func cmdHGet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHGet(k *Key, args [][]byte, w *resp.Writer) error {
 	value, err := k.hashField(args)
 	if err != nil {
 		return err
@@ -205,14 +175,14 @@ func fieldOrNull(value []byte, w *resp.Writer) {
 }
 
 // cmdHMGet passes over the hash once for all the fields. Up to 16 values need no memory of their own.
-func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHMGet(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Hash); err != nil {
 		return err
 	}
 	var few [16][]byte
 	values, err := k.hash().GetAll(few[:0], args[2:])
 	if err != nil {
-		return refusal(collectionError(client.Hash, args[1], err))
+		return collectionError(client.Hash, args[1], err)
 	}
 	w.Array(len(values))
 	for _, v := range values {
@@ -223,7 +193,7 @@ func cmdHMGet(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the
 // fields came, which clients must not count on: Redis has another one for large hashes.
-func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHGetAll(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -238,7 +208,7 @@ func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) error {
 
 // cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in
 // between.
-func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHKeys(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -250,7 +220,7 @@ func cmdHKeys(k *key, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHVals(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -263,7 +233,7 @@ func cmdHVals(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHLen walks the hash: its number of fields is not kept.
-func cmdHLen(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHLen(k *Key, args [][]byte, w *resp.Writer) error {
 	n, err := k.hashLen(args[1])
 	if err != nil {
 		return err
@@ -273,7 +243,7 @@ func cmdHLen(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdHStrlen is 0 for a field that is not there, as for an empty value.
-func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHStrlen(k *Key, args [][]byte, w *resp.Writer) error {
 	value, err := k.hashField(args)
 	if err != nil {
 		return err
@@ -282,40 +252,42 @@ func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-func cmdHExists(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHExists(k *Key, args [][]byte, w *resp.Writer) error {
 	value, err := k.hashField(args)
 	if err != nil {
 		return err
 	}
-	w.Int(bit(value != nil))
+	w.Int(Bit(value != nil))
 	return nil
 }
 
 // cmdHDel writes only if there is a field to delete.
-func cmdHDel(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHDel(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Hash); err != nil {
 		return err
 	}
-	b, ok := k.editable(0)
-	if !ok {
-		return nil
+	b, err := k.editable(0)
+	if err != nil {
+		return err
 	}
 	h, n, err := collection.Hash(b).Delete(args[2:])
 	if err != nil {
-		return refusal(collectionError(client.Hash, args[1], err))
+		return collectionError(client.Hash, args[1], err)
 	}
-	if n > 0 && !k.setEdited(client.Hash, h, args[1], w) {
-		return nil
+	if n > 0 {
+		if err := k.setEdited(client.Hash, h, args[1]); err != nil {
+			return err
+		}
 	}
 	w.Int(int64(n))
 	return nil
 }
 
 // cmdHIncrBy parses the increment before it looks at the key, as Redis does.
-func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHIncrBy(k *Key, args [][]byte, w *resp.Writer) error {
 	by, ok := resp.ParseInt(args[3])
 	if !ok {
-		return refusal(errNotInt)
+		return ErrNotInt
 	}
 	value, err := k.hashField(args)
 	if err != nil {
@@ -328,35 +300,35 @@ func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) error {
 		}
 	}
 	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
-		return refusal(errOverflow)
+		return errOverflow
 	}
 	var digits [20]byte
-	if k.setField(args, strconv.AppendInt(digits[:0], old+by, 10), w) {
-		w.Int(old + by)
+	if err := k.setField(args, strconv.AppendInt(digits[:0], old+by, 10)); err != nil {
+		return err
 	}
+	w.Int(old + by)
 	return nil
 }
 
 // setField sets the field that args names, in a hash that has been looked at.
-// false: it replied with an error, or asked for room, and the hash is as it was.
-func (k *key) setField(args [][]byte, value []byte, w *resp.Writer) bool {
-	b, ok := k.editable(len(args[2]) + len(value) + 2*10 + 16)
-	if !ok {
-		return false
+// Behind an error the hash is as it was.
+func (k *Key) setField(args [][]byte, value []byte) error {
+	b, err := k.editable(len(args[2]) + len(value) + 2*10 + 16)
+	if err != nil {
+		return err
 	}
 	h, _, err := collection.Hash(b).Set(args[2], value)
 	if err != nil {
-		w.Error(collectionError(client.Hash, args[1], err))
-		return false
+		return collectionError(client.Hash, args[1], err)
 	}
-	return k.setEdited(client.Hash, h, args[1], w)
+	return k.setEdited(client.Hash, h, args[1])
 }
 
 // cmdHIncrByFloat counts as INCRBYFLOAT does. The sum is written as text, so that the field may be read as any other.
-func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
+func cmdHIncrByFloat(k *Key, args [][]byte, w *resp.Writer) error {
 	by, ok := parseLongDouble(args[3])
 	if !ok {
-		return refusal(errNotFloat)
+		return ErrNotFloat
 	}
 	if by.IsInf() {
 		return refusal("ERR value is NaN or Infinity")
@@ -374,68 +346,65 @@ func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) error {
 	var room [64]byte
 	digits, ok := appendSum(room[:0], old, by)
 	if !ok {
-		return refusal(errNotFinite)
+		return errNotFinite
 	}
-	if k.setField(args, digits, w) {
-		w.Bulk(digits)
+	if err := k.setField(args, digits); err != nil {
+		return err
 	}
+	w.Bulk(digits)
 	return nil
 }
 
 // randomCount parses the count of HRANDFIELD and SRANDMEMBER, of which a negative one allows repetitions.
-func randomCount(b []byte, w *resp.Writer) (n int64, ok bool) {
-	n, ok = resp.ParseInt(b)
+func randomCount(b []byte) (n int64, err error) {
+	n, ok := resp.ParseInt(b)
 	switch {
 	case !ok:
-		w.Error(errNotInt)
+		return 0, ErrNotInt
 	case n == math.MinInt64:
-		w.Error("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
-		ok = false
+		return 0, refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
 	}
-	return n, ok
+	return n, nil
 }
 
 // randomPlaces chooses count places at random, or if count is negative so many of which some may be the same. Since
-// a client's number must not make a reply of any length, ok is false for one that would be longer than a
-// collection may be, which it has told.
+// a client's number must not make a reply of any length, one that would be longer than a collection may be is refused.
 // places are the collection's, of which there is one at least, and are put in another order. bytes is how long the
 // collection is.
-func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Writer) (chosen []collection.Place,
-	ok bool) {
+func randomPlaces(places []collection.Place, count int64, bytes int) (chosen []collection.Place, err error) {
 	n := int64(len(places))
 	if count >= n {
-		return places, true
+		return places, nil
 	}
 	if count >= 0 {
 		for i := range int(count) {
 			j := i + rand.IntN(len(places)-i)
 			places[i], places[j] = places[j], places[i]
 		}
-		return places[:count], true
+		return places[:count], nil
 	}
 	if each := int64(bytes)/n + 16; count < -collection.MaxLen/each {
-		w.Error("ERR kvd: the reply to that count would be longer than " + units.Bytes(collection.MaxLen))
-		return nil, false
+		return nil, refusal("ERR kvd: the reply to that count would be longer than " + units.Bytes(collection.MaxLen))
 	}
 	chosen = make([]collection.Place, -count)
 	for i := range chosen {
 		chosen[i] = places[rand.IntN(len(places))]
 	}
-	return chosen, true
+	return chosen, nil
 }
 
 // cmdHRandField replies with fields, and WITHVALUES with their values behind them: in RESP3 each pair is an array.
-func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
-	count, ok := int64(1), true
+func cmdHRandField(k *Key, args [][]byte, w *resp.Writer) error {
+	count, err := int64(1), error(nil)
 	if len(args) > 2 {
-		if count, ok = randomCount(args[2], w); !ok {
-			return nil
+		if count, err = randomCount(args[2]); err != nil {
+			return err
 		}
 	}
 	withValues := len(args) > 3
 	switch {
-	case len(args) > 4 || withValues && !fold(args[3], "withvalues"):
-		return refusal(errSyntax)
+	case len(args) > 4 || withValues && !Fold(args[3], "withvalues"):
+		return ErrSyntax
 	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}
@@ -453,8 +422,8 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) error {
 		w.Array(0)
 		return nil
 	}
-	if places, ok = randomPlaces(places, count, len(k.value), w); !ok {
-		return nil
+	if places, err = randomPlaces(places, count, len(k.Value)); err != nil {
+		return err
 	}
 	switch {
 	case len(args) == 2:
@@ -487,7 +456,7 @@ type scanArgs struct {
 // type.
 func parseScan(cursor uint64, opts [][]byte) (a scanArgs, err error) {
 	a = scanArgs{cursor: cursor, count: 10}
-	p := optionsOf(opts)
+	p := OptionsOf(opts)
 	for p.More() {
 		switch {
 		case p.Option("count", 1):
@@ -503,23 +472,22 @@ func parseScan(cursor uint64, opts [][]byte) (a scanArgs, err error) {
 	return a, p.End()
 }
 
-// scanOf is the part of HSCAN, SSCAN and ZSCAN before the scan; ok is false behind a reply.
-func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, ok bool) {
-	cursor, ok := parseCursor(args[2])
+// scanOf is the part of HSCAN, SSCAN and ZSCAN before the scan; some is false if there is nothing to scan, which it has
+// replied, or an error.
+func (k *Key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, some bool, err error) {
+	cursor, ok := ParseCursor(args[2])
 	if !ok {
-		w.Error("ERR invalid cursor")
-		return a, false
+		return a, false, refusal("ERR invalid cursor")
 	}
-	if !k.is(t, w) {
-		return a, false
+	if err := k.typed(t); err != nil {
+		return a, false, err
 	}
-	if !k.present {
+	if !k.Present {
 		replyScan(0, nil, w)
-		return a, false
+		return a, false, nil
 	}
-	a, err := parseScan(cursor, args[3:])
-	writeRefusal(w, err)
-	return a, err == nil
+	a, err = parseScan(cursor, args[3:])
+	return a, err == nil, err
 }
 
 // replyScan is the reply of a scan, with the strings that it found.
@@ -535,10 +503,10 @@ func replyScan(next uint64, found [][]byte, w *resp.Writer) {
 
 // cmdHScan gives a small hash all at once whatever COUNT says, and of a large one about as many fields. The pattern is
 // applied behind that, so a reply may have none and still a cursor.
-func cmdHScan(k *key, args [][]byte, w *resp.Writer) error {
-	a, ok := k.scanOf(client.Hash, args, w)
-	if !ok {
-		return nil
+func cmdHScan(k *Key, args [][]byte, w *resp.Writer) error {
+	a, some, err := k.scanOf(client.Hash, args, w)
+	if !some {
+		return err
 	}
 	var found [][]byte
 	next, err := k.hash().Scan(a.cursor, a.count, func(field, value []byte) {
@@ -547,8 +515,16 @@ func cmdHScan(k *key, args [][]byte, w *resp.Writer) error {
 		}
 	})
 	if err != nil {
-		return refusal(collectionError(client.Hash, args[1], err))
+		return collectionError(client.Hash, args[1], err)
 	}
 	replyScan(next, found, w)
 	return nil
+}
+
+// ParseCursor reads a number as C's strtoul does, which is how Redis reads a cursor. It may have a sign, or be nothing
+// at all; a zero byte ends it.
+func ParseCursor(b []byte) (n uint64, ok bool) {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	n, used, inRange := number.Unsigned(b, 10)
+	return n, inRange && used == len(b) && (used == 0 || !number.IsSpace(b[0]))
 }

@@ -1,12 +1,11 @@
-package gateway
+package values
 
 import (
 	"bytes"
 	"slices"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
@@ -29,7 +28,7 @@ type sortArgs struct {
 // The arguments are kept. A BY pattern without a star is none, and needs no right.
 func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sortArgs, err error) {
 	o.count = -1
-	p := optionsOf(args[2:])
+	p := OptionsOf(args[2:])
 	for p.More() {
 		switch {
 		case p.Flag("asc"):
@@ -60,48 +59,8 @@ func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sor
 	return o, p.End()
 }
 
-// readsEverything reports whether the connection's user may perform the command by rules that let him read every key.
-// Rules cannot be asked about keys that are not known before the command runs.
-func (t *staged) readsEverything(cmd *command, args [][]byte) bool {
-	r := t.c.user.Load().Rights()
-	if r.Unlimited() {
-		return true
-	}
-	a := t.c.accessOf(cmd, args, t.db)
-	return r.ReadsAllKeys(&a)
-}
-
-func cmdSort(t *staged, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
-func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
-
-// sortSpans are the key and, with STORE, the one that is written.
-// Keys of patterns are none of these: they are read when they are known.
-func sortSpans(args [][]byte) (keys, also acl.Span) {
-	for i := 2; i < len(args); i++ {
-		switch {
-		case fold(args[i], "limit"):
-			i += 2
-		case fold(args[i], "by"), fold(args[i], "get"):
-			i++
-		case fold(args[i], "store") && i+1 < len(args):
-			i++
-			also = acl.Span{First: i, Last: i, Step: 1} // the last one counts
-		}
-	}
-	return acl.Span{First: 1, Last: 1, Step: 1}, also
-}
-
-// sortCommands need not name their keys in one place.
-func sortCommands() []*command {
-	c := writes(onKeys("sort", -2, 1, 1, 1, "generic", cmdSort, "Sorts a list, set or sorted set."))
-	c.spans = sortSpans
-	return []*command{c,
-		onKeys("sort_ro", -2, 1, 1, 1, "generic", cmdSortRO, "Sorts a list, set or sorted set, and writes nothing."),
-		keyed("dump", 2, 1, read, cmdDump, "Returns the value, serialized."),
-		keyed("restore", -4, 1, update, cmdRestore, "Makes a key of a serialized value."),
-		keyed("restore-asking", -4, 1, update, cmdRestore, "Is RESTORE."),
-	}
-}
+func cmdSort(t Keys, args [][]byte, w *resp.Writer) error   { return sortKey(t, args, w, false) }
+func cmdSortRO(t Keys, args [][]byte, w *resp.Writer) error { return sortKey(t, args, w, true) }
 
 // sorted is an element, and what it is sorted by.
 type sorted struct {
@@ -111,31 +70,31 @@ type sorted struct {
 }
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
-func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
-	o, err := parseSort(args, readOnly, func() bool { return t.readsEverything(find(args[0]), args) })
+func sortKey(t Keys, args [][]byte, w *resp.Writer, readOnly bool) error {
+	o, err := parseSort(args, readOnly, func() bool { return t.ReadsEverything(args) })
 	if err != nil {
 		return err
 	}
-	k := t.key(args[1])
-	if k.present && k.typ != client.List && k.typ != client.Set && k.typ != client.SortedSet {
-		return refusal(errWrongType)
+	k := t.Key(args[1])
+	if k.Present && k.Type != client.List && k.Type != client.Set && k.Type != client.SortedSet {
+		return ErrWrongType
 	}
 	var elements [][]byte
-	if k.present {
-		if elements, err = elementsOf(k.typ, k.value); err != nil {
-			return refusal(collectionError(k.typ, args[1], err))
+	if k.Present {
+		if elements, err = elementsOf(k.Type, k.Value); err != nil {
+			return collectionError(k.Type, args[1], err)
 		}
 	}
-	if o.dontSort && k.typ == client.Set && o.store != nil {
+	if o.dontSort && k.Type == client.Set && o.store != nil {
 		// A set has no order, and what is stored is to be the same each time.
 		o.dontSort, o.alpha, o.by = false, true, nil
 	}
-	if o.dontSort && o.desc && k.typ != client.Set {
+	if o.dontSort && o.desc && k.Type != client.Set {
 		slices.Reverse(elements)
 	}
-	list, bad := t.sortElements(elements, &o)
-	if bad != "" {
-		return refusal(bad)
+	list, err := sortElements(t, elements, &o)
+	if err != nil {
+		return err
 	}
 	var out [][]byte
 	// The keys of GET are read here, one by one, and only for the elements that LIMIT leaves.
@@ -144,14 +103,14 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 			out = append(out, s.element)
 		}
 		for _, p := range o.get {
-			out = append(out, t.byPattern(p, s.element))
+			out = append(out, byPattern(t, p, s.element))
 		}
 	}
-	if t.failed() {
+	if t.Failure() != nil {
 		return nil
 	}
 	if o.store != nil {
-		return storeList(t.key(o.store), o.store, out, w)
+		return storeList(t.Key(o.store), o.store, out, w)
 	}
 	w.Array(len(out))
 	for _, e := range out {
@@ -167,7 +126,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) error {
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with
 // ALPHA, where they stay as they were. The keys of a pattern are read together. A key that is not there weighs 0, or
 // with ALPHA stands before all others.
-func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, bad string) {
+func sortElements(t Keys, elements [][]byte, o *sortArgs) (list []sorted, err error) {
 	list = make([]sorted, len(elements))
 	if o.by != nil && !o.dontSort {
 		var names [][]byte
@@ -176,7 +135,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 				names = append(names, name)
 			}
 		}
-		t.load(names...)
+		t.Load(names...)
 	}
 	for i, e := range elements {
 		s := &list[i]
@@ -185,18 +144,18 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 			continue
 		}
 		if o.by != nil {
-			s.by = t.byPattern(o.by, e)
+			s.by = byPattern(t, o.by, e)
 			s.none = s.by == nil
 		}
 		if !o.alpha && !s.none {
 			var ok bool
 			if s.score, ok = sortScore(s.by); !ok {
-				return nil, "ERR One or more scores can't be converted into double"
+				return nil, refusal("ERR One or more scores can't be converted into double")
 			}
 		}
 	}
 	if o.dontSort {
-		return list, ""
+		return list, nil
 	}
 	// DESC turns the comparison round and not the result, so that equal elements stay in their order.
 	slices.SortStableFunc(list, func(a, b sorted) int {
@@ -207,7 +166,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 				n = bytes.Compare(a.element, b.element)
 			}
 		case a.none || b.none:
-			n = int(bit(b.none) - bit(a.none))
+			n = int(Bit(b.none) - Bit(a.none))
 		default:
 			n = bytes.Compare(a.by, b.by)
 		}
@@ -216,7 +175,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 		}
 		return n
 	})
-	return list, ""
+	return list, nil
 }
 
 // compareFloats is for numbers only; sortScore lets no NaN through.
@@ -264,25 +223,25 @@ func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
 
 // byPattern is the value that a pattern leads to from an element; nil: there is none.
 // A name that no key may have, or a key of another type, is one that is not there.
-func (t *staged) byPattern(pattern, element []byte) []byte {
+func byPattern(t Keys, pattern, element []byte) []byte {
 	if string(pattern) == "#" {
 		return element
 	}
 	name, field, ok := patternKey(pattern, element)
-	if !ok || badKey(t.in(), name) != "" {
+	if !ok || !t.Possible(name) {
 		return nil
 	}
-	k := t.key(name)
+	k := t.Key(name)
 	switch {
-	case !k.present:
-		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}]) // for the event keymiss
+	case !k.Present:
+		t.Miss(name)
 		return nil
 	case field != nil:
 		return fieldOf(k, field)
-	case k.typ != client.Plain:
+	case k.Type != client.Plain:
 		return nil
-	case k.value == nil:
+	case k.Value == nil:
 		return []byte{}
 	}
-	return k.value
+	return k.Value
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
 // Payloads that a redis-server 7.0.15 returned to DUMP are in internal/gateway, which compares with one.

@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"bytes"
@@ -6,41 +6,12 @@ import (
 	"math/bits"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/acl"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/args"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Bits of strings, numbered from the most significant one of the first byte on. All behind the end of a
 // string is 0, and so is a string that is not there.
-
-// bitCommands are on strings, but in a group of their own.
-func bitCommands() []*command {
-	return ofGroup("bitmap",
-		keyed("setbit", 4, 1, update, cmdSetBit, "Sets a bit of the value."),
-		keyed("getbit", 3, 1, readValue, cmdGetBit, "Returns a bit of the value.").needing(bitPart),
-		keyed("bitcount", -2, 1, readValue, cmdBitCount, "Counts the bits that are set."),
-		keyed("bitpos", -3, 1, readValue, cmdBitPos, "Finds the first bit that is set, or is not."),
-		keyed("bitfield", -2, 1, update, cmdBitField, "Reads and changes integers of any width in the value."),
-		keyed("bitfield_ro", -2, 1, readValue, cmdBitFieldRO, "Reads integers of any width in the value."),
-		writes(onKeys("bitop", -4, 2, -1, 1, "bitmap", cmdBitOp, "Combines the bits of several values.")),
-	)
-}
-
-// bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are
-// wrong write, as in Redis.
-func bitFieldNeeds(args [][]byte) acl.Need {
-	for i := 2; i < len(args); i++ {
-		switch more := len(args) - 1 - i; {
-		case fold(args[i], "get") && more >= 2:
-			i += 2
-		case fold(args[i], "overflow") && more >= 1:
-			i++
-		default:
-			return acl.NeedRead | acl.NeedWrite
-		}
-	}
-	return acl.NeedRead
-}
 
 const errBitOffset = "ERR bit offset is not an integer or out of range"
 
@@ -57,7 +28,8 @@ func bitOffset(b []byte, width, most int) (int64, bool) {
 	return at, ok && at >= 0 && at>>3 < int64(most)
 }
 
-func bitAt(value []byte, at int64) int64 {
+// BitAt is a bit of a value, 0 behind its end.
+func BitAt(value []byte, at int64) int64 {
 	if at>>3 >= int64(len(value)) {
 		return 0
 	}
@@ -66,22 +38,22 @@ func bitAt(value []byte, at int64) int64 {
 
 // lengthened is the value in a buffer that may be written to, with zeros behind it so that it has at least n bytes.
 // n is in bytes. The caller calls set, for the change to count.
-func (k *key) lengthened(n int) ([]byte, bool) {
-	had := len(k.value)
-	b, ok := k.mutable(max(n, had))
-	if !ok {
-		return nil, false
+func (k *Key) lengthened(n int) ([]byte, error) {
+	had := len(k.Value)
+	b, err := k.mutable(max(n, had))
+	if err != nil {
+		return nil, err
 	}
 	if n > had {
 		b = b[:n]
 		clear(b[had:])
 	}
-	k.own = b
-	return b, true
+	k.Own = b
+	return b, nil
 }
 
-// bitPart is the byte of a value of n bytes that GETBIT needs.
-func bitPart(args [][]byte, n int) (from, to int) {
+// BitPart is the byte of a value of n bytes that GETBIT needs.
+func BitPart(args [][]byte, n int) (from, to int) {
 	if at, ok := bitOffset(args[2], 0, n); ok {
 		return int(at >> 3), int(at>>3) + 1
 	}
@@ -89,8 +61,8 @@ func bitPart(args [][]byte, n int) (from, to int) {
 }
 
 // cmdSetBit replies with the bit before. It writes nothing if that is the same already, within the string.
-func cmdSetBit(k *key, args [][]byte, w *resp.Writer) error {
-	at, ok := bitOffset(args[2], 0, k.maxValue)
+func cmdSetBit(k *Key, args [][]byte, w *resp.Writer) error {
+	at, ok := bitOffset(args[2], 0, k.MaxValue)
 	if !ok {
 		return refusal(errBitOffset)
 	}
@@ -101,34 +73,34 @@ func cmdSetBit(k *key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	was := bitAt(k.value, at)
-	if was == on && k.present && at>>3 < int64(len(k.value)) {
+	was := BitAt(k.Value, at)
+	if was == on && k.Present && at>>3 < int64(len(k.Value)) {
 		w.Int(was)
 		return nil
 	}
-	b, ok := k.lengthened(int(at>>3) + 1)
-	if !ok {
-		return nil
+	b, err := k.lengthened(int(at>>3) + 1)
+	if err != nil {
+		return err
 	}
 	mask := byte(1) << (7 - at&7)
 	if b[at>>3] &^= mask; on == 1 {
 		b[at>>3] |= mask
 	}
-	k.set(b, k.expires)
+	k.set(b, k.Expires)
 	w.Int(was)
 	return nil
 }
 
 // cmdGetBit is 0 behind the string's end, however far, up to the longest string that there may be.
-func cmdGetBit(k *key, args [][]byte, w *resp.Writer) error {
-	at, ok := bitOffset(args[2], 0, k.maxValue)
+func cmdGetBit(k *Key, args [][]byte, w *resp.Writer) error {
+	at, ok := bitOffset(args[2], 0, k.MaxValue)
 	if !ok {
 		return refusal(errBitOffset)
 	}
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	w.Int(bitAt(k.value, at-8*int64(k.from)))
+	w.Int(BitAt(k.Value, at-8*int64(k.From)))
 	return nil
 }
 
@@ -158,23 +130,23 @@ func newBitRange(start, end int64, inBits bool, n int) bitRange {
 	return bitRange{8 * start, 8 * (end + 1)}
 }
 
-func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit") || fold(b, "byte") }
+func bitUnit(b []byte) (inBits, ok bool) { return Fold(b, "bit"), Fold(b, "bit") || Fold(b, "byte") }
 
 // cmdBitCount looks at the key before most of its arguments, as Redis 7.0 does.
-func cmdBitCount(k *key, args [][]byte, w *resp.Writer) error {
+func cmdBitCount(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	r := bitRange{0, 8 * int64(len(k.value))}
+	r := bitRange{0, 8 * int64(len(k.Value))}
 	switch {
-	case !k.present: // before anything is wrong with the arguments
+	case !k.Present: // before anything is wrong with the arguments
 		w.Int(0)
 		return nil
 	case len(args) == 4, len(args) == 5:
 		start, ok1 := resp.ParseInt(args[2])
 		end, ok2 := resp.ParseInt(args[3])
 		if !ok1 || !ok2 {
-			return refusal(errNotInt)
+			return ErrNotInt
 		}
 		if start < 0 && end < 0 && start > end {
 			w.Int(0)
@@ -184,14 +156,14 @@ func cmdBitCount(k *key, args [][]byte, w *resp.Writer) error {
 		if len(args) == 5 {
 			var ok bool
 			if inBits, ok = bitUnit(args[4]); !ok {
-				return refusal(errSyntax)
+				return ErrSyntax
 			}
 		}
-		r = newBitRange(start, end, inBits, len(k.value))
+		r = newBitRange(start, end, inBits, len(k.Value))
 	case len(args) != 2:
-		return refusal(errSyntax)
+		return ErrSyntax
 	}
-	w.Int(countBits(k.value, r))
+	w.Int(countBits(k.Value, r))
 	return nil
 }
 
@@ -217,46 +189,46 @@ func countBits(v []byte, r bitRange) (n int64) {
 }
 
 // cmdBitPos is -1 if there is no such bit. A string that is not there is all 0: its first 0 is at 0, and it has no 1.
-func cmdBitPos(k *key, args [][]byte, w *resp.Writer) error {
+func cmdBitPos(k *Key, args [][]byte, w *resp.Writer) error {
 	want, ok := resp.ParseInt(args[2])
 	if !ok {
-		return refusal(errNotInt)
+		return ErrNotInt
 	}
 	if want&^1 != 0 {
 		return refusal("ERR The bit argument must be 1 or 0.")
 	}
-	if !k.present {
+	if !k.Present {
 		w.Int(-want)
 		return nil
 	}
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	r, endGiven := bitRange{0, 8 * int64(len(k.value))}, false
+	r, endGiven := bitRange{0, 8 * int64(len(k.Value))}, false
 	switch n := len(args); {
 	case n > 6:
-		return refusal(errSyntax)
+		return ErrSyntax
 	case n > 3:
 		start, ok := resp.ParseInt(args[3])
 		if !ok {
-			return refusal(errNotInt)
+			return ErrNotInt
 		}
 		inBits := false
 		if n == 6 {
 			if inBits, ok = bitUnit(args[5]); !ok {
-				return refusal(errSyntax)
+				return ErrSyntax
 			}
 		}
-		end := int64(len(k.value)) - 1
+		end := int64(len(k.Value)) - 1
 		if n > 4 {
 			if end, ok = resp.ParseInt(args[4]); !ok {
-				return refusal(errNotInt)
+				return ErrNotInt
 			}
 			endGiven = true
 		}
-		r = newBitRange(start, end, inBits, len(k.value))
+		r = newBitRange(start, end, inBits, len(k.Value))
 	}
-	at := findBit(k.value, r, byte(want))
+	at := findBit(k.Value, r, byte(want))
 	// Zeros follow a string, unless the client said where to end.
 	if at < 0 && want == 0 && !endGiven && r.hi > r.lo {
 		at = r.hi
@@ -293,52 +265,58 @@ type fieldOp struct {
 	arg      int64 // of SET and INCRBY
 }
 
-// parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the
-// value has at least when all are done, 0 if all of them read.
-func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string) {
+// parseFieldOps reads the operations. end is how many bytes the value has at least when all are done, 0 if all of them
+// read.
+func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, err error) {
 	// OVERFLOW is about the operations behind it, up to the next one.
 	overflow := byte('w')
-	for len(args) > 0 {
-		name, rest := args[0], args[1:]
+	p := OptionsOf(args)
+	for p.More() {
 		op := fieldOp{overflow: overflow}
 		switch {
-		case fold(name, "get") && len(rest) >= 2:
+		case p.Option("get", 2):
 			op.kind = 'g'
-		case fold(name, "set") && len(rest) >= 3:
+		case p.Option("set", 3):
 			op.kind = 's'
-		case fold(name, "incrby") && len(rest) >= 3:
+		case p.Option("incrby", 3):
 			op.kind = 'i'
-		case fold(name, "overflow") && len(rest) >= 1:
+		case p.Option("overflow", 1):
 			switch {
-			case fold(rest[0], "wrap"), fold(rest[0], "sat"), fold(rest[0], "fail"):
-				overflow = rest[0][0] | 0x20
+			case p.Flag("wrap"):
+				overflow = 'w'
+			case p.Flag("sat"):
+				overflow = 's'
+			case p.Flag("fail"):
+				overflow = 'f'
 			default:
-				return nil, 0, "ERR Invalid OVERFLOW type specified"
+				p.Refuse("ERR Invalid OVERFLOW type specified")
 			}
-			args = rest[1:]
 			continue
 		default:
-			return nil, 0, errSyntax
+			p.Wrong()
 		}
-		var ok bool
-		if op.signed, op.width, ok = fieldType(rest[0]); !ok {
-			return nil, 0, "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but " +
-				"i64 is."
-		}
-		if op.at, ok = bitOffset(rest[1], op.width, most); !ok {
-			return nil, 0, errBitOffset
-		}
-		if args = rest[2:]; op.kind != 'g' {
-			if op.arg, ok = resp.ParseInt(rest[2]); !ok {
-				return nil, 0, errNotInt
-			}
-			args = rest[3:]
+		op.parse(&p, most)
+		if op.kind != 'g' {
 			// Only operations that write make the string longer, even if what they write is 0.
 			end = max(end, int((op.at+int64(op.width)-1)>>3)+1)
 		}
 		ops = append(ops, op)
 	}
-	return ops, end, ""
+	return ops, end, p.End()
+}
+
+// parse reads what is behind the operation's name.
+func (o *fieldOp) parse(p *args.Parser, most int) {
+	var ok bool
+	if o.signed, o.width, ok = fieldType(p.Str()); !ok {
+		p.Refuse("ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is.")
+	}
+	if o.at, ok = bitOffset(p.Str(), o.width, most); !ok {
+		p.Refuse(errBitOffset)
+	}
+	if o.kind != 'g' {
+		o.arg = p.Int()
+	}
 }
 
 // fieldType reads i1 to i64 and u1 to u63.
@@ -357,16 +335,16 @@ func fieldType(b []byte) (signed bool, width int, ok bool) {
 }
 
 // cmdBitFieldRO is a read to the store, while BITFIELD is an update even if it only reads.
-func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) error { return bitField(k, args, w, true) }
-func cmdBitField(k *key, args [][]byte, w *resp.Writer) error   { return bitField(k, args, w, false) }
+func cmdBitFieldRO(k *Key, args [][]byte, w *resp.Writer) error { return bitField(k, args, w, true) }
+func cmdBitField(k *Key, args [][]byte, w *resp.Writer) error   { return bitField(k, args, w, false) }
 
 // bitField checks all of the operations before it performs the first one.
 // Operations see what those before them have done. The string is made as long as the last of them needs, even if that
 // fails.
-func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) error {
-	ops, end, bad := parseFieldOps(args[2:], k.maxValue)
-	if bad != "" {
-		return refusal(bad)
+func bitField(k *Key, args [][]byte, w *resp.Writer, readOnly bool) error {
+	ops, end, err := parseFieldOps(args[2:], k.MaxValue)
+	if err != nil {
+		return err
 	}
 	if readOnly && end > 0 {
 		return refusal("ERR BITFIELD_RO only supports the GET subcommand")
@@ -374,16 +352,16 @@ func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	v := k.value
+	v := k.Value
 	if end > 0 {
-		var ok bool
-		if end > k.maxValue {
+		var err error
+		if end > k.MaxValue {
 			return refusal(errBitOffset)
 		}
-		if v, ok = k.lengthened(end); !ok {
-			return nil
+		if v, err = k.lengthened(end); err != nil {
+			return err
 		}
-		k.set(v, k.expires)
+		k.set(v, k.Expires)
 	}
 	w.Array(len(ops))
 	for i := range ops {
@@ -471,7 +449,7 @@ func (o *fieldOp) addSigned(v, incr int64) (sum uint64, over bool) {
 // getField is the integer of so many bits at a place.
 func getField(v []byte, at int64, width int) (n uint64) {
 	for i := range int64(width) {
-		n = n<<1 | uint64(bitAt(v, at+i))
+		n = n<<1 | uint64(BitAt(v, at+i))
 	}
 	return n
 }
@@ -489,50 +467,50 @@ func setField(v []byte, at int64, width int, n uint64) {
 
 // cmdBitOp writes the longest of the lengths; shorter values go on with zeros.
 // It replies with that length in bytes, and deletes the destination if it is 0. The expiry goes, as with SET.
-func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) error {
+func cmdBitOp(t Keys, args [][]byte, w *resp.Writer) error {
 	op, dest, names := args[1], args[2], args[3:]
 	switch {
-	case fold(op, "and"), fold(op, "or"), fold(op, "xor"):
-	case !fold(op, "not"):
-		return refusal(errSyntax)
+	case Fold(op, "and"), Fold(op, "or"), Fold(op, "xor"):
+	case !Fold(op, "not"):
+		return ErrSyntax
 	case len(names) != 1:
 		return refusal("ERR BITOP NOT must be called with a single source key.")
 	}
-	t.load(names...)
+	t.Load(names...)
 	n := 0
 	for _, name := range names {
-		k := t.key(name)
+		k := t.Key(name)
 		if err := k.typed(client.Plain); err != nil {
 			return err
 		}
-		n = max(n, len(k.value))
+		n = max(n, len(k.Value))
 	}
-	d := t.key(dest)
+	d := t.Key(dest)
 	if n == 0 {
-		if d.present {
-			d.delete()
-			t.name(d, onGeneric, "del")
+		if d.Present {
+			d.Delete()
+			t.Name(d, OnGeneric, "del")
 		}
 		w.Int(0)
 		return nil
 	}
-	if n > d.room {
-		d.want = n
-		return nil
+	if n > d.Room {
+		d.Want = n
+		return ErrRoom
 	}
 	// The sources stay as they are; the destination may be one of them.
 	out := make([]byte, n)
-	copy(out, t.key(names[0]).value)
+	copy(out, t.Key(names[0]).Value)
 	for _, name := range names[1:] {
-		combineBits(op[0]|0x20, out, t.key(name).value)
+		combineBits(op[0]|0x20, out, t.Key(name).Value)
 	}
-	if fold(op, "not") {
+	if Fold(op, "not") {
 		for i := range out {
 			out[i] = ^out[i]
 		}
 	}
-	d.flags = 0
-	d.setAs(client.Plain, out, 0)
+	d.Flags = 0
+	d.SetAs(client.Plain, out, 0)
 	w.Int(int64(n))
 	return nil
 }

@@ -1,17 +1,17 @@
-package gateway
+package values
 
 import (
 	"bytes"
 	"math"
 
-	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/number"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// scoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.
+// ScoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.
 // It takes no white space, no number that has no double, and no NaN; infinities are good.
-func scoreOf(b []byte) (f float64, ok bool) {
+func ScoreOf(b []byte) (f float64, ok bool) {
 	if len(b) == 0 || number.IsSpace(b[0]) {
 		return 0, false
 	}
@@ -32,35 +32,35 @@ func textNumber(b []byte) (f float64, inRange, ok bool) {
 	return f, inRange, used == len(b) && !math.IsNaN(f)
 }
 
-// bound is an end of a range of scores or of members.
+// Bound is an end of a range of scores or of members.
 // A range of scores uses score, and one of members the others.
-type bound struct {
-	score  float64
+type Bound struct {
+	Score  float64
 	member []byte // of ranges by members
-	open   bool   // the bound itself is not in the range
+	Open   bool   // the bound itself is not in the range
 	inf    int    // of members: -1 or 1 if it stands before or behind all of them
 }
 
-// scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too
+// ScoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too
 // large infinite.
-func scoreBound(b []byte) (x bound, ok bool) {
+func ScoreBound(b []byte) (x Bound, ok bool) {
 	if len(b) > 0 && b[0] == '(' {
-		x.open, b = true, b[1:]
+		x.Open, b = true, b[1:]
 	}
-	x.score, _, ok = textNumber(b)
+	x.Score, _, ok = textNumber(b)
 	return x, ok
 }
 
 // lexBound reads an end of a range of members.
 // Each must say whether it is in the range, by [ or (, or be - or +.
-func lexBound(b []byte) (x bound, ok bool) {
+func lexBound(b []byte) (x Bound, ok bool) {
 	switch {
 	case len(b) == 1 && b[0] == '-':
 		x.inf = -1
 	case len(b) == 1 && b[0] == '+':
 		x.inf = 1
 	case len(b) > 0 && (b[0] == '(' || b[0] == '['):
-		x.member, x.open = b[1:], b[0] == '('
+		x.member, x.Open = b[1:], b[0] == '('
 	default:
 		return x, false
 	}
@@ -80,7 +80,7 @@ const (
 type zspan struct {
 	by           orderBy
 	start, end   int64 // of ranks
-	lower, upper bound // of scores and members
+	lower, upper Bound // of scores and members
 }
 
 // parseSpan reads the ends of a range, and returns the error reply otherwise.
@@ -92,10 +92,10 @@ func parseSpan(by orderBy, lower, upper []byte) (s zspan, err error) {
 	case byRank:
 		s.start, ok1 = resp.ParseInt(lower)
 		s.end, ok2 = resp.ParseInt(upper)
-		bad = refusal(errNotInt)
+		bad = ErrNotInt
 	case byScore:
-		s.lower, ok1 = scoreBound(lower)
-		s.upper, ok2 = scoreBound(upper)
+		s.lower, ok1 = ScoreBound(lower)
+		s.upper, ok2 = ScoreBound(upper)
 		bad = errMinMax
 	case byLex:
 		s.lower, ok1 = lexBound(lower)
@@ -130,10 +130,10 @@ func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 			p.Lo, p.Hi = int(n)-p.Hi, int(n)-p.Lo
 		}
 	case byScore:
-		p = collection.Span{Lo: z.SearchScore(s.lower.score, s.lower.open),
-			Hi: z.SearchScore(s.upper.score, !s.upper.open)}
+		p = collection.Span{Lo: z.SearchScore(s.lower.Score, s.lower.Open),
+			Hi: z.SearchScore(s.upper.Score, !s.upper.Open)}
 	case byLex:
-		place := func(b bound, above bool) int {
+		place := func(b Bound, above bool) int {
 			switch b.inf {
 			case -1:
 				return 0
@@ -142,7 +142,7 @@ func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 			}
 			return z.SearchMember(b.member, above)
 		}
-		p = collection.Span{Lo: place(s.lower, s.lower.open), Hi: place(s.upper, !s.upper.open)}
+		p = collection.Span{Lo: place(s.lower, s.lower.Open), Hi: place(s.upper, !s.upper.Open)}
 	}
 	return collection.Span{Lo: p.Lo, Hi: max(p.Lo, p.Hi)}
 }
@@ -164,7 +164,7 @@ type zquery struct {
 func (q *zquery) parse(args [][]byte) (err error) {
 	q.limit = -1
 	chosen, turned := !q.auto, !q.auto
-	p := optionsOf(args[2:])
+	p := OptionsOf(args[2:])
 	for p.More() {
 		switch {
 		case !q.store && p.Flag("withscores"):
@@ -226,7 +226,7 @@ func (q *zquery) places(z collection.ZSet) collection.Span {
 }
 
 // zrange is ZRANGE and its relatives.
-func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) error {
+func zrange(k *Key, args [][]byte, w *resp.Writer, q zquery) error {
 	if err := q.parse(args[2:]); err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func writeMember(w *resp.Writer, e collection.ZEntry, withScores bool) {
 }
 
 // spanOf reads a range from min to max, and finds it in a key's sorted set.
-func spanOf(k *key, args [][]byte, by orderBy) (z collection.ZSet, p collection.Span, err error) {
+func spanOf(k *Key, args [][]byte, by orderBy) (z collection.ZSet, p collection.Span, err error) {
 	s, err := parseSpan(by, args[2], args[3])
 	if err != nil {
 		return z, p, err
@@ -283,7 +283,7 @@ func spanOf(k *key, args [][]byte, by orderBy) (z collection.ZSet, p collection.
 
 // zremRange removes a range.
 // It replies with how many members went, and deletes the key with its last one.
-func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
+func zremRange(k *Key, args [][]byte, w *resp.Writer, by orderBy) error {
 	z, p, err := spanOf(k, args, by)
 	if err != nil {
 		return err
@@ -299,7 +299,7 @@ func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 
 // zcount counts a range.
 // It searches both ends, and looks at no member between them.
-func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
+func zcount(k *Key, args [][]byte, w *resp.Writer, by orderBy) error {
 	_, p, err := spanOf(k, args, by)
 	if err != nil {
 		return err
@@ -310,10 +310,10 @@ func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) error {
 
 // zpop is ZPOPMIN and ZPOPMAX.
 // Without a count it replies flat in RESP3, too, as Redis does.
-func zpop(k *key, args [][]byte, w *resp.Writer, top bool) error {
+func zpop(k *Key, args [][]byte, w *resp.Writer, top bool) error {
 	n, nested := int64(1), false
 	if len(args) > 3 {
-		return refusal(errSyntax)
+		return ErrSyntax
 	}
 	if len(args) == 3 {
 		var ok bool
@@ -338,7 +338,7 @@ func zpop(k *key, args [][]byte, w *resp.Writer, top bool) error {
 // popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their
 // number. In nested replies a member and its score are an array. z still refers to the value of before, in a buffer
 // that the change did not touch. If there is no room yet it writes nothing.
-func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) error {
+func popMembers(k *Key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) error {
 	p := collection.Span{Hi: int(min(n, int64(z.Len())))}
 	if top {
 		p = collection.Span{Lo: z.Len() - p.Hi, Hi: z.Len()}

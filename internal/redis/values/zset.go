@@ -1,4 +1,4 @@
-package gateway
+package values
 
 import (
 	"math"
@@ -8,11 +8,11 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/internal/redis/args"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/glob"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -25,80 +25,14 @@ const (
 	errPositive  = "ERR value is out of range, must be positive"
 )
 
-func sortedSetCommands() []*command {
-	list := []*command{
-		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
-		keyed("zincrby", 4, 1, update, cmdZIncrBy, "Adds to the score of a member."),
-		keyed("zrem", -3, 1, update, cmdZRem, "Removes members."),
-		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zremRange(k, args, w, byRank)
-		}, "Removes a range of ranks."),
-		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zremRange(k, args, w, byScore)
-		}, "Removes a range of scores."),
-		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zremRange(k, args, w, byLex)
-		}, "Removes a range of members of equal score."),
-		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zpop(k, args, w, false)
-		}, "Removes the members of lowest score and returns them."),
-		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zpop(k, args, w, true)
-		}, "Removes the members of highest score and returns them."),
-		keyed("zcard", 2, 1, read, cmdZCard, "Returns the number of members."),
-		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zcount(k, args, w, byScore)
-		}, "Counts a range of scores."),
-		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zcount(k, args, w, byLex)
-		}, "Counts a range of members of equal score."),
-		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
-		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
-		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrank(k, args, w, false)
-		}, "Returns the rank of a member, from the lowest score on."),
-		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrank(k, args, w, true)
-		}, "Returns the rank of a member, from the highest score on."),
-		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{auto: true})
-		}, "Returns a range of ranks, scores or members."),
-		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{rev: true})
-		}, "Returns a range of ranks, from the highest score on."),
-		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byScore})
-		}, "Returns a range of scores."),
-		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byScore, rev: true})
-		}, "Returns a range of scores, from the highest on."),
-		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byLex})
-		}, "Returns a range of members of equal score."),
-		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) error {
-			return zrange(k, args, w, zquery{by: byLex, rev: true})
-		}, "Returns a range of members of equal score, from the last on."),
-		keyed("zrandmember", -2, 1, read, cmdZRandMember, "Returns random members."),
-		keyed("zscan", -3, 1, read, cmdZScan, "Iterates over members and scores."),
-	}
-	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
-}
-
-func inGroup(group string, list []*command) []*command {
-	for _, c := range list {
-		c.group = group
-	}
-	return list
-}
-
 // sortedSet is the sorted set of a key, empty if there is none.
 // The set refers to the key's value, and is good until that changes.
-func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {
-	if err := k.typed(client.SortedSet); err != nil || !k.present {
+func (k *Key) sortedSet(name []byte) (z collection.ZSet, err error) {
+	if err := k.typed(client.SortedSet); err != nil || !k.Present {
 		return z, err
 	}
-	if z, err = collection.ParseZSet(k.value); err != nil {
-		return z, refusal(collectionError(client.SortedSet, name, err))
+	if z, err = collection.ParseZSet(k.Value); err != nil {
+		return z, collectionError(client.SortedSet, name, err)
 	}
 	return z, nil
 }
@@ -106,52 +40,52 @@ func (k *key) sortedSet(name []byte) (z collection.ZSet, err error) {
 // changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is
 // left. If it could not, the command is to be given up: errRoom, if the key says how much room it wants. drop
 // and add are as in collection.ZSet.AppendChanged. The expiry stays.
-func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry) error {
+func (k *Key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry) error {
 	// Only how many are left decides whether there is a key; what they are, AppendChanged finds out.
 	left := z.Len() + len(add)
 	for _, d := range drop {
 		left -= d.Hi - d.Lo
 	}
 	if left == 0 {
-		if k.present {
-			k.delete()
+		if k.Present {
+			k.Delete()
 		}
 		return nil
 	}
 	n := z.ChangedLen(drop, add)
-	if n > min(collection.MaxLen, k.maxValue) && n > len(k.value) { // a limit that was lowered does not keep members
-		return refusal(collectionError(client.SortedSet, nil, collection.ErrTooLong))
+	if n > min(collection.MaxLen, k.MaxValue) && n > len(k.Value) { // a limit that was lowered does not keep members
+		return collectionError(client.SortedSet, nil, collection.ErrTooLong)
 	}
-	if n > k.room {
-		k.want = n
-		return errRoom
+	if n > k.Room {
+		k.Want = n
+		return ErrRoom
 	}
 	// The value may be in own already, by a command of the same unit, and is still read.
-	b := k.own[:0]
-	if cap(b) < n || len(k.value) > 0 && &b[:1][0] == &k.value[0] {
+	b := k.Own[:0]
+	if cap(b) < n || len(k.Value) > 0 && &b[:1][0] == &k.Value[0] {
 		b = make([]byte, 0, n)
 	}
-	k.own = z.AppendChanged(b, drop, add)
-	k.setAs(client.SortedSet, k.own, k.expires)
+	k.Own = z.AppendChanged(b, drop, add)
+	k.SetAs(client.SortedSet, k.Own, k.Expires)
 	return nil
 }
 
 // storeSortedSet replaces the key, whatever it was, by a set of these members.
 // list is put in order; its members may lie in any key's value, also in this one's. An empty list deletes the key.
-func (k *key) storeSortedSet(list []collection.ZEntry) error {
+func (k *Key) storeSortedSet(list []collection.ZEntry) error {
 	slices.SortFunc(list, collection.CompareZ)
 	// They are put back if the command is given up, which leaves the key as it was.
-	expires, flags := k.expires, k.flags
-	k.expires, k.flags = 0, 0
+	expires, flags := k.Expires, k.Flags
+	k.Expires, k.Flags = 0, 0
 	err := k.changeSortedSet(collection.ZSet{}, nil, list)
 	if err != nil {
-		k.expires, k.flags = expires, flags
+		k.Expires, k.Flags = expires, flags
 	}
 	return err
 }
 
 // cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.
-func cmdZCard(k *key, args [][]byte, w *resp.Writer) error {
+func cmdZCard(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -161,7 +95,7 @@ func cmdZCard(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdZScore is null for a member that is not there. Scores are doubles in RESP3, and text in RESP2.
-func cmdZScore(k *key, args [][]byte, w *resp.Writer) error {
+func cmdZScore(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -180,7 +114,7 @@ func writeScore(w *resp.Writer, z collection.ZSet, at int) {
 }
 
 // cmdZMScore passes over the set once for many members, and searches for a few.
-func cmdZMScore(k *key, args [][]byte, w *resp.Writer) error {
+func cmdZMScore(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -193,7 +127,7 @@ func cmdZMScore(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // zrank is ZRANK and ZREVRANK, which count from 0. Members of equal score are in the order of their bytes.
-func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) error {
+func zrank(k *Key, args [][]byte, w *resp.Writer, rev bool) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -211,7 +145,7 @@ func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) error {
 }
 
 // cmdZRem counts a member that is named twice once.
-func cmdZRem(k *key, args [][]byte, w *resp.Writer) error {
+func cmdZRem(k *Key, args [][]byte, w *resp.Writer) error {
 	z, err := k.sortedSet(args[1])
 	if err != nil {
 		return err
@@ -243,7 +177,7 @@ type zaddArgs struct {
 
 // parseZAdd reads options, scores and members.
 func parseZAdd(args [][]byte) (a zaddArgs, err error) {
-	p := optionsOf(args)
+	p := OptionsOf(args)
 	for p.More() {
 		switch {
 		case p.Flag("nx"):
@@ -263,14 +197,14 @@ func parseZAdd(args [][]byte) (a zaddArgs, err error) {
 			return a, err
 		}
 	}
-	return a, refusal(errSyntax)
+	return a, ErrSyntax
 }
 
 // parsePairs reads what follows the options. All scores are good before any member is touched.
 func (a *zaddArgs) parsePairs(p *args.Parser) error {
 	switch {
 	case p.Left()%2 != 0:
-		return refusal(errSyntax)
+		return ErrSyntax
 	case a.nx && a.xx:
 		return refusal("ERR XX and NX options at the same time are not compatible")
 	case a.gt && a.nx || a.lt && a.nx || a.gt && a.lt:
@@ -279,14 +213,14 @@ func (a *zaddArgs) parsePairs(p *args.Parser) error {
 		return refusal("ERR INCR option supports a single increment-element pair")
 	}
 	for p.More() {
-		a.scores, a.members = append(a.scores, p.Float(scoreOf)), append(a.members, p.Str())
+		a.scores, a.members = append(a.scores, p.Float(ScoreOf)), append(a.members, p.Str())
 	}
 	return p.End()
 }
 
 // cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the
 // score, or null if the options forbade it.
-func cmdZAdd(k *key, args [][]byte, w *resp.Writer) error {
+func cmdZAdd(k *Key, args [][]byte, w *resp.Writer) error {
 	a, err := parseZAdd(args[2:])
 	if err != nil {
 		return err
@@ -295,10 +229,10 @@ func cmdZAdd(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdZIncrBy is ZADD with INCR, and makes a member that is not there.
-func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) error {
-	by, ok := scoreOf(args[2])
+func cmdZIncrBy(k *Key, args [][]byte, w *resp.Writer) error {
+	by, ok := ScoreOf(args[2])
 	if !ok {
-		return refusal(errNotFloat)
+		return ErrNotFloat
 	}
 	return zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
 }
@@ -342,7 +276,7 @@ func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok b
 // zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set
 // of all that has changed. If one of the sums is no number nothing is changed. The cost is that of the whole set, once,
 // however many members there are.
-func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) error {
+func zadd(k *Key, name []byte, a *zaddArgs, w *resp.Writer) error {
 	z, err := k.sortedSet(name)
 	if err != nil {
 		return err
@@ -373,8 +307,8 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) error {
 		if !ok {
 			return refusal("ERR resulting score is not a number (NaN)")
 		}
-		added += int(bit(add))
-		updated += int(bit(change))
+		added += int(Bit(add))
+		updated += int(Bit(change))
 		nothing = none
 	}
 	var drop []collection.Span
@@ -414,7 +348,7 @@ const maxRandomBytes = collection.MaxLen
 
 // cmdZRandMember with a positive count gives different members, and with a negative one so many, some of them perhaps
 // again.
-func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
+func cmdZRandMember(k *Key, args [][]byte, w *resp.Writer) error {
 	if len(args) == 2 {
 		z, err := k.sortedSet(args[1])
 		switch {
@@ -431,11 +365,11 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) error {
 	withScores := len(args) == 4
 	switch {
 	case !ok:
-		return refusal(errNotInt)
+		return ErrNotInt
 	case n == math.MinInt64:
 		return refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
-	case len(args) > 4 || withScores && !fold(args[3], "withscores"):
-		return refusal(errSyntax)
+	case len(args) > 4 || withScores && !Fold(args[3], "withscores"):
+		return ErrSyntax
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}
@@ -477,10 +411,10 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) er
 
 // cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT
 // choose.
-func cmdZScan(k *key, args [][]byte, w *resp.Writer) error {
-	a, ok := k.scanOf(client.SortedSet, args, w)
-	if !ok {
-		return nil
+func cmdZScan(k *Key, args [][]byte, w *resp.Writer) error {
+	a, some, err := k.scanOf(client.SortedSet, args, w)
+	if !some {
+		return err
 	}
 	z, err := k.sortedSet(args[1])
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/redis/glob"
 )
 
 // Rights are what a user may do. They never change.

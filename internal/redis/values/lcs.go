@@ -1,21 +1,21 @@
-package gateway
+package values
 
 import (
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the
 // way back through it gives the matches. The table has 4 bytes for each pair of bytes, so it is bounded, and taken from
 // the connection's share, before it is made.
-func cmdLCS(t *staged, args [][]byte, w *resp.Writer) error {
-	t.load(args[1], args[2])
-	a, b := t.key(args[1]), t.key(args[2])
-	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {
+func cmdLCS(t Keys, args [][]byte, w *resp.Writer) error {
+	t.Load(args[1], args[2])
+	a, b := t.Key(args[1]), t.Key(args[2])
+	if a.Present && a.Type != client.Plain || b.Present && b.Type != client.Plain {
 		return refusal("ERR The specified keys must contain string values")
 	}
 	var o lcsOptions
-	p := optionsOf(args[3:])
+	p := OptionsOf(args[3:])
 	for p.More() {
 		switch {
 		case p.Flag("idx"):
@@ -36,16 +36,19 @@ func cmdLCS(t *staged, args [][]byte, w *resp.Writer) error {
 	if o.idx && o.length {
 		return refusal("ERR If you want both the length and indexes, please just use IDX.")
 	}
-	size := 4 * int64(len(a.value)+1) * int64(len(b.value)+1)
-	if size > int64(a.maxValue) {
+	size := 4 * int64(len(a.Value)+1) * int64(len(b.Value)+1)
+	if size > int64(a.MaxValue) {
 		return refusal("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
 	}
-	if size > oneLimit && !t.take(size) {
+	if size > freeTable && !t.Take(size) {
 		return nil
 	}
-	lcs(w, a.value, b.value, o)
+	lcs(w, a.Value, b.Value, o)
 	return nil
 }
+
+// freeTable is how many bytes of a table need no memory to be taken first.
+const freeTable = 64 << 10
 
 // lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.
 type lcsOptions struct {
@@ -111,7 +114,7 @@ func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 		}
 		if size := int64(aHi - aLo + 1); o.idx && (o.least == 0 || size >= o.least) {
 			found++
-			matches.Array(2 + int(bit(o.withLen)))
+			matches.Array(2 + int(Bit(o.withLen)))
 			matches.Array(2)
 			matches.Int(int64(aLo))
 			matches.Int(int64(aHi))

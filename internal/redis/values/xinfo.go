@@ -1,51 +1,50 @@
-package gateway
+package values
 
 import (
 	"bytes"
 
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.
-func (k *key) streamInfo(name []byte, w *resp.Writer) (s *collection.Stream, first collection.StreamID, ok bool) {
-	if !k.present {
-		w.Error(errNoKey)
-		return nil, first, false
+func (k *Key) streamInfo(name []byte) (s *collection.Stream, first collection.StreamID, err error) {
+	if !k.Present {
+		return nil, first, errNoKey
 	}
-	if s, ok = k.readStream(name, w); !ok {
-		return nil, first, false
+	if s, err = k.readStream(name); err != nil {
+		return nil, first, err
 	}
-	first, err := s.Edge(false)
-	return s, first, streamOK(err, name, w)
+	first, err = s.Edge(false)
+	return s, first, streamError(err, name)
 }
 
 // cmdXInfoStream looks at all entries before it replies, so that damage is an error and no half of a reply. The numbers
 // of the radix tree are what Redis would have.
-func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
-	s, first, ok := k.streamInfo(args[2], w)
-	if !ok {
-		return nil
+func cmdXInfoStream(k *Key, args [][]byte, w *resp.Writer) error {
+	s, first, err := k.streamInfo(args[2])
+	if err != nil {
+		return err
 	}
 	opts := args[3:]
 	full, count := len(opts) > 0, int64(10)
-	if full && (len(opts) != 1 && len(opts) != 3 || !fold(opts[0], "full") || len(opts) == 3 &&
-		!fold(opts[1], "count")) {
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+	if full && (len(opts) != 1 && len(opts) != 3 || !Fold(opts[0], "full") || len(opts) == 3 &&
+		!Fold(opts[1], "count")) {
+		return refusal("ERR unknown subcommand or wrong number of arguments for '" + Clip(args[1], 128) +
 			"'. Try XINFO HELP.")
 	}
 	if len(opts) == 3 {
-		if count, ok = resp.ParseInt(opts[2]); !ok {
-			return refusal(errNotInt)
+		if count, err = parseIntAs(opts[2], ErrNotInt); err != nil {
+			return err
 		}
 		if count < 0 {
 			count = 10
 		}
 	}
-	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); !streamOK(err, args[2], w) {
-		return nil
+	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); err != nil {
+		return streamError(err, args[2])
 	}
-	w.Map(9 + int(bit(!full)))
+	w.Map(9 + int(Bit(!full)))
 	keys, nodes := s.Nodes()
 	field := func(name string, n int) { w.BulkString(name); w.Int(int64(n)) }
 	field("length", s.Len())
@@ -60,7 +59,9 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) error {
 	writeID(w, first)
 	if full {
 		w.BulkString("entries")
-		writeSome(w, s, collection.StreamID{}, collection.MaxStreamID, false, count, args[2])
+		if err := writeSome(w, s, collection.StreamID{}, collection.MaxStreamID, false, count, args[2]); err != nil {
+			return err // it has been looked at
+		}
 		w.BulkString("groups")
 		w.Array(len(s.Groups))
 		for _, g := range s.Groups {
@@ -165,10 +166,10 @@ func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup,
 }
 
 // cmdXInfoGroups has the groups in the order of their names.
-func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) error {
-	s, first, ok := k.streamInfo(args[2], w)
-	if !ok {
-		return nil
+func cmdXInfoGroups(k *Key, args [][]byte, w *resp.Writer) error {
+	s, first, err := k.streamInfo(args[2])
+	if err != nil {
+		return err
 	}
 	w.Array(len(s.Groups))
 	for _, g := range s.Groups {
@@ -185,14 +186,14 @@ func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) error {
 }
 
 // cmdXInfoConsumers tells idle times in ms, by this gateway's clock.
-func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) error {
-	s, _, ok := k.streamInfo(args[2], w)
-	if !ok {
-		return nil
+func cmdXInfoConsumers(k *Key, args [][]byte, w *resp.Writer) error {
+	s, _, err := k.streamInfo(args[2])
+	if err != nil {
+		return err
 	}
 	g := s.Group(args[3])
 	if g == nil {
-		return refusal(noGroup(args[2], args[3]))
+		return noGroup(args[2], args[3])
 	}
 	w.Array(len(g.Consumers))
 	for i, n := range g.PendingOf() {
@@ -203,7 +204,7 @@ func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) error {
 		w.BulkString("pending")
 		w.Int(int64(n))
 		w.BulkString("idle")
-		w.Int(max(0, k.now-c.Seen))
+		w.Int(max(0, k.Now-c.Seen))
 	}
 	return nil
 }
@@ -215,18 +216,19 @@ func asText(b []byte) string {
 }
 
 // noGroup and noKeyOrGroup are Redis's texts, of which clients look at the first word.
-func noGroup(name, group []byte) string {
-	return "NOGROUP No such consumer group '" + asText(group) + "' for key name '" + asText(name) + "'"
+func noGroup(name, group []byte) refusal {
+	return refusal("NOGROUP No such consumer group '" + asText(group) + "' for key name '" + asText(name) + "'")
 }
 
-func noKeyOrGroup(name, group []byte) string {
-	return "NOGROUP No such key '" + asText(name) + "' or consumer group '" + asText(group) + "'"
+func noKeyOrGroup(name, group []byte) refusal {
+	return refusal("NOGROUP No such key '" + asText(name) + "' or consumer group '" + asText(group) + "'")
 }
 
 // parseIntAs is an integer argument with an error of its own.
-func parseIntAs(b []byte, bad string, w *resp.Writer) (n int64, ok bool) {
-	if n, ok = resp.ParseInt(b); !ok {
-		w.Error(bad)
+func parseIntAs(b []byte, why refusal) (n int64, err error) {
+	n, ok := resp.ParseInt(b)
+	if !ok {
+		return 0, why
 	}
-	return n, ok
+	return n, nil
 }

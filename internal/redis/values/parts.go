@@ -1,12 +1,12 @@
-package gateway
+package values
 
 import (
 	"slices"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/rdb"
-	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/rdb"
+	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
 // Values of any type in parts, for commands that take several types: SORT, DUMP, RESTORE.
@@ -111,11 +111,11 @@ func elementsOf(t client.Type, value []byte) ([][]byte, error) {
 
 // fieldOf is the value of a hash's field; nil: there is none, or no hash.
 // A corrupt hash is none, as far as SORT's patterns go.
-func fieldOf(k *key, field []byte) []byte {
-	if k.typ != client.Hash {
+func fieldOf(k *Key, field []byte) []byte {
+	if k.Type != client.Hash {
 		return nil
 	}
-	v, err := collection.Hash(k.value).Get(field)
+	v, err := collection.Hash(k.Value).Get(field)
 	if err != nil {
 		return nil
 	}
@@ -125,10 +125,10 @@ func fieldOf(k *key, field []byte) []byte {
 // storeList makes a list of elements, nil ones empty, the value of k, or deletes it if there are none, and replies how
 // many they are. If the list would be too long it replies so, and if there is no room for it yet it asks for that; the
 // key is as it was in both cases.
-func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) error {
+func storeList(k *Key, name []byte, elements [][]byte, w *resp.Writer) error {
 	if len(elements) == 0 {
-		if k.present {
-			k.delete()
+		if k.Present {
+			k.Delete()
 		}
 		w.Int(0)
 		return nil
@@ -140,18 +140,18 @@ func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) error {
 	// The new list is beside the old one for a moment, and takes room of its own.
 	size = collection.ListGrown(nil, size)
 	switch {
-	case size > min(k.maxValue, collection.MaxLen):
-		return refusal(collectionError(client.List, name, collection.ErrTooLong))
-	case size > k.room:
-		k.want = size
+	case size > min(k.MaxValue, collection.MaxLen):
+		return collectionError(client.List, name, collection.ErrTooLong)
+	case size > k.Room:
+		k.Want = size
 		return nil
 	}
 	value, err := collection.ListSplice(nil, collection.ListStart, collection.ListStart, 0, elements...)
 	if err != nil {
-		return refusal(collectionError(client.List, name, err))
+		return collectionError(client.List, name, err)
 	}
-	k.flags = 0
-	k.setAs(client.List, value, 0)
+	k.Flags = 0
+	k.SetAs(client.List, value, 0)
 	w.Int(int64(len(elements)))
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
 // A stream is listpacks by the id of their first entry, numbers, and consumer groups. A listpack begins with
