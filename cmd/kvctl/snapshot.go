@@ -144,13 +144,7 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 		start := time.Now()
 		bar := s.a.bar("snapshot", "keys", func() int64 { return about(ctx, x) })
 		o.Done = func(keys, _ int) { bar.step(keys) }
-		o.Manifest = archive.Manifest{Cluster: st.GetClusterId(), Map: st.GetMap().GetVersion(),
-			Writer: buildinfo.Line("kvctl", version), Namespace: archive.Namespace{Name: name,
-				Mode: short(ns.GetMode()), Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(),
-				MaxValue: ns.GetMaxValueBytes(), BytesPerNode: ns.GetBytesPerNode()}}
-		for _, some := range shardsOf(st.GetMap(), ns.GetId()) {
-			o.Manifest.Namespace.Shards += len(some)
-		}
+		o.Manifest, _ = archive.ManifestOf(st, ns.GetName(), buildinfo.Line("kvctl", version))
 		m, err := archive.Create(ctx, x, d, o)
 		bar.end()
 		if m == nil {

@@ -40,7 +40,7 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 func defaults() map[string]Settings {
 	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(),
 		"janitor": DefaultJanitor(), "gateway": DefaultGateway(), "broker": DefaultBrokerNode(),
-		"health": DefaultHealth()}
+		"archive": DefaultArchive(), "health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -252,6 +252,20 @@ func TestRefusals(t *testing.T) {
 				"timeout is 1ms (from --timeout): want at least 10ms",
 				"view-memory is 1000000TiB (from --view-memory): want at most",
 				"views is 0 (from --views): want 1 to 4096",
+				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
+			},
+		},
+		{
+			name: "archive", s: DefaultArchive(),
+			args: []string{"--directory=192.0.2.1:7400", "--every=10ms", "--rate=1000000TiB", "--keep-last=-1",
+				"--keep-daily=1000001", "--http-listen=192.0.2.1:80"},
+			want: []string{
+				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				"to is missing",
+				"every is 10ms (from --every): want at least 1s",
+				"rate is 1000000TiB (from --rate): want at most",
+				"keep-last is -1 (from --keep-last): want 0 to",
+				"keep-daily is 1000001 (from --keep-daily): want 0 to",
 				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
 			},
 		},
