@@ -2,10 +2,13 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/archive"
 )
 
@@ -64,5 +67,62 @@ func TestArchive(t *testing.T) {
 		if code := p.stop(syscall.SIGTERM); code != 0 {
 			t.Errorf("exit status %d, want 0", code)
 		}
+	}
+}
+
+// kvd dev with an archive has after a stop what it had, and refuses to start with a snapshot that is damaged.
+func TestDevArchive(t *testing.T) {
+	env, _ := runtimeDir(t)
+	folder := filepath.Join(t.TempDir(), "snapshots")
+	args := []string{"dev", "--listen=127.0.0.1:0", "--memory=96MiB", "--memnodes=1", "--redis=off", "--memcached=off",
+		"--http=off", "--broker=off", "--archive=" + folder}
+	dev := func() (*process, *client.Client) {
+		t.Helper()
+		p := spawn(t, env, args...)
+		p.ready()
+		return p, open(t, p.kv["directory"], "shm", nil)
+	}
+	stop := func(p *process) {
+		t.Helper()
+		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		<-p.exited
+		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Fatalf("exit status %d, want 0", code)
+		}
+	}
+	p, c := dev()
+	roundTrip(t, c, "first")
+	stop(p)
+	p, c = dev()
+	wantValue(t, c, "first")
+	roundTrip(t, c, "second")
+	createNamespace(t, p.kv["directory"], "another", nil)
+	stop(p)
+	p, c = dev()
+	wantValue(t, c, "first")
+	wantValue(t, c, "second")
+	st, err := openSource(sourceOptions{directory: []string{p.kv["directory"]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.dir.Close()
+	if all, err := st.Namespaces(t.Context()); err != nil || !slices.Contains(all, "another") {
+		t.Errorf("namespaces %q, %v", all, err)
+	}
+	stop(p)
+
+	files, err := filepath.Glob(folder + "/default/*/seg-*.kvs")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("segments %q, %v", files, err)
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f, []byte("other"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code := spawn(t, env, args...).wait(); code != exitFailure {
+		t.Errorf("with damaged files: exit status %d, want %d", code, exitFailure)
 	}
 }

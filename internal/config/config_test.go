@@ -172,13 +172,14 @@ func TestRefusals(t *testing.T) {
 			want: []string{`memnodes is "two" (from --memnodes): want a whole number`}},
 		{
 			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms",
-				"--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80"},
+				"--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80", "--archive="},
 			want: []string{
 				`redis is ":6379" (from --redis): kvd dev serves its own machine: want 127.0.0.1 or off`,
 				`memcached is "11211" (from --memcached): want host:port`,
 				`http is "192.0.2.1:80" (from --http): kvd dev serves its own machine`,
 				`listen is "0.0.0.0:7400" (from --listen): kvd dev serves its own machine`,
 				"memnodes is 0 (from --memnodes): want 1 to 64",
+				`archive is "" (from --archive): want a folder, or off`,
 				"lease is 1ms (from --lease): want at least 50ms",
 				"epoch-interval is -1s (from --epoch-interval): want at least 10ms",
 			},
