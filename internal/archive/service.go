@@ -160,22 +160,19 @@ func (s *Service) loop(ctx, held context.Context) error {
 	s.hold(true)
 	defer s.hold(false)
 	for {
-		wait, err := s.round(held, ctx.Err() != nil)
+		last := ctx.Err() != nil
+		wait, err := s.round(held, last)
 		switch {
 		case held.Err() != nil:
 			return context.Cause(held)
-		case ctx.Err() != nil:
-			// It has ended in this round: that may have passed over what was written before.
-			if s.o.AtEnd {
-				_, err = s.round(held, true)
-			}
+		case last:
 			return err
 		case err == nil:
 			s.mu.Lock()
 			s.mu.err = nil
 			s.mu.Unlock()
 		}
-		select {
+		select { // a context that has ended in the round makes the next one the last
 		case <-time.After(wait):
 		case <-ctx.Done():
 		case <-held.Done():
