@@ -316,6 +316,14 @@ func (s *tried) gateway(n int, databases string, flags ...string) string {
 	return at + ":6379"
 }
 
+// archive starts an archive that makes snapshots every second.
+func (s *tried) archive(to string) {
+	s.t.Helper()
+	s.web["a1"] = host(s.base+40) + ":7485"
+	s.run["a1"] = start(s.t, s.env, commands(s.t)+"/kvd", "archive", "--directory", s.directories(), "--to",
+		"file://"+to, "--every", "1s", "--keep-last", "1", "--http-listen", s.web["a1"])
+}
+
 func (s *tried) memnodeArgs(n int) []string {
 	at := host(s.base + 10 + n)
 	s.web[fmt.Sprint("m", n)] = at + ":7481"
@@ -375,7 +383,7 @@ func TestAlertsFire(t *testing.T) {
 		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo,
 		"damage": damage,
 		"index":  damagedIndex, "load": load, "certificates": certificates,
-		"adapter": adapter,
+		"adapter": adapter, "archived": archived,
 	}
 	ran := 0
 	for name, try := range stores {
@@ -578,6 +586,23 @@ func adapter(t *testing.T, promql string, fired map[string]bool) {
 	}
 	grow(1030+600, 60_000)
 	w.firesNow("KvdRDMALosses")
+}
+
+// archived: something is in the way of snapshots.
+func archived(t *testing.T, promql string, fired map[string]bool) {
+	s := newTried(t, 150)
+	s.directory(1)
+	s.memnode(1)
+	to := t.TempDir()
+	s.kvctl("", "namespace", "create", "default", "--bytes", "16MiB")
+	s.archive(to)
+	w := watch(t, promql, time.Minute, fired, map[string]string{"a1": s.web["a1"]})
+	w.only()
+	testutil.Until(t, "no folder for snapshots", func() bool {
+		_ = os.RemoveAll(to + "/default") // one may just be written
+		return os.WriteFile(to+"/default", nil, 0o600) == nil
+	})
+	w.fires("KvdSnapshotsBehind", "KvdNotReady")
 }
 
 // frozen: a client and a memory node stand still, so that what the loss of another memory

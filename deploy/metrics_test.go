@@ -22,6 +22,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the table of metrics in docs/metrics.md anew")
@@ -226,6 +228,19 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 			families[name] = f
 		}
 	}
+	s := newTried(t, 200)
+	s.directory(1)
+	s.memnode(1)
+	s.kvctl("", "namespace", "create", "default", "--bytes", "16MiB")
+	s.archive(t.TempDir())
+	testutil.Until(t, "a snapshot", func() bool {
+		all := scrapeOf(t, &c, "http://"+s.web["a1"])
+		maps.DeleteFunc(all, func(name string, _ *dto.MetricFamily) bool {
+			return !strings.HasPrefix(name, "kvd_archive_")
+		})
+		maps.Copy(families, all)
+		return all["kvd_archive_last_success_timestamp_seconds"] != nil
+	})
 	// Machines of tests have no adapter.
 	root := t.TempDir()
 	count(t, root, "packet_seq_err", 1)

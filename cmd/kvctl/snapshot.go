@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -102,11 +103,58 @@ func (s *snapshots) session(ctx context.Context, namespace string, readOnly bool
 	})
 }
 
+// allFlag adds --all to a command of one namespace.
+func allFlag(c *cobra.Command, all *bool, usage string) {
+	c.Flags().BoolVar(all, "all", false, usage)
+	one := c.Args
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if *all {
+			if len(args) > 0 {
+				return usagef("--all and %s: want one of them", visible(args[0]))
+			}
+			return nil
+		}
+		return one(cmd, args)
+	}
+}
+
+// each calls fn with every name, also when one fails, and gives the first error.
+func (s *snapshots) each(ctx context.Context, names []string, fn func(name string) error) (first error) {
+	for _, name := range names {
+		if ctx.Err() != nil {
+			return cmp.Or(first, context.Cause(ctx))
+		}
+		if err := fn(name); err != nil {
+			s.a.say("kvctl snapshot: namespace %s: %v", visible(name), err)
+			if first == nil {
+				first = fmt.Errorf("namespace %s: %w", visible(name), err)
+			}
+		}
+	}
+	return first
+}
+
+// namespaces are those of the store that are not being deleted.
+func (s *snapshots) namespaces(ctx context.Context) (names []string, err error) {
+	err = s.a.withBackend(func(b backend) error {
+		st, err := clusterStatus(ctx, b)
+		for _, ns := range st.GetMap().GetNamespaces() {
+			if !ns.GetDeleting() {
+				names = append(names, ns.GetName())
+			}
+		}
+		return err
+	})
+	slices.Sort(names)
+	return names, err
+}
+
 func (s *snapshots) createCommand() *cobra.Command {
 	var rate string
+	var all bool
 	c := s.toFlag(&cobra.Command{
-		Use:   "create NAMESPACE",
-		Short: "Write a snapshot of a namespace",
+		Use:   "create {NAMESPACE | --all}",
+		Short: "Write a snapshot of a namespace, or of each",
 		Long: "Read a namespace and write a snapshot of it to a folder, which is made if it is missing. The right\n" +
 			"to read is enough. It is there once all of it is; an interrupted one is none, and prune takes it away.\n" +
 			"Exit status 5 if damaged records were left out.",
@@ -118,10 +166,20 @@ func (s *snapshots) createCommand() *cobra.Command {
 				return err
 			}
 			return s.open(s.to, true, func(d archive.Destination) error {
-				return s.create(cmd.Context(), d, args[0], o)
+				if !all {
+					return s.create(cmd.Context(), d, args[0], o)
+				}
+				names, err := s.namespaces(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return s.each(cmd.Context(), names, func(name string) error {
+					return s.create(cmd.Context(), d, name, o)
+				})
 			})
 		},
 	})
+	allFlag(c, &all, "a snapshot of every namespace, one after the other; those that fail do not stop the others")
 	c.Flags().StringVar(&rate, "rate", "",
 		"read at most this much a second, such as 200MiB/s (default: no bound)")
 	return c
@@ -144,13 +202,7 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 		start := time.Now()
 		bar := s.a.bar("snapshot", "keys", func() int64 { return about(ctx, x) })
 		o.Done = func(keys, _ int) { bar.step(keys) }
-		o.Manifest = archive.Manifest{Cluster: st.GetClusterId(), Map: st.GetMap().GetVersion(),
-			Writer: buildinfo.Line("kvctl", version), Namespace: archive.Namespace{Name: name,
-				Mode: short(ns.GetMode()), Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(),
-				MaxValue: ns.GetMaxValueBytes(), BytesPerNode: ns.GetBytesPerNode()}}
-		for _, some := range shardsOf(st.GetMap(), ns.GetId()) {
-			o.Manifest.Namespace.Shards += len(some)
-		}
+		o.Manifest, _ = archive.ManifestOf(st, ns.GetName(), buildinfo.Line("kvctl", version))
 		m, err := archive.Create(ctx, x, d, o)
 		bar.end()
 		if m == nil {
@@ -329,12 +381,16 @@ type restoreOptions struct {
 
 func (s *snapshots) restoreCommand() *cobra.Command {
 	var o restoreOptions
+	var all bool
 	c := changes(s.fromFlag(&cobra.Command{
-		Use:   "restore NAMESPACE [SNAPSHOT]",
+		Use:   "restore {NAMESPACE [SNAPSHOT] | --all}",
 		Short: "Put a snapshot, the newest by default, into a namespace",
 		Long:  restoreHelp,
 		Args:  cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if all {
+				return s.restoreAll(cmd.Context(), &o, cmd.Flags().Changed("namespace"))
+			}
 			if !cmd.Flags().Changed("namespace") {
 				return usagef("want --namespace: where the records go, which may be %s itself", visible(args[0]))
 			}
@@ -346,6 +402,8 @@ func (s *snapshots) restoreCommand() *cobra.Command {
 			})
 		},
 	}))
+	allFlag(c, &all, "the newest snapshot of each namespace, into the one of its name; with --bytes those that are "+
+		"missing are created")
 	f := c.Flags()
 	f.BoolVar(&o.newer, "if-newer", false, "leave keys that are there by the same version or a later one (default)")
 	f.BoolVar(&o.absent, "if-absent", false, "leave keys that are there")
@@ -357,6 +415,41 @@ func (s *snapshots) restoreCommand() *cobra.Command {
 	f.Uint32Var(&o.shards, "shards", 0, "with --bytes: shards to begin with, a power of two; 0: chosen")
 	f.StringVar(&o.progress, "progress", "", "file that tells which segments are done; it goes at the end")
 	return c
+}
+
+// restoreAll restores the newest snapshot of each namespace.
+func (s *snapshots) restoreAll(ctx context.Context, o *restoreOptions, named bool) error {
+	if named || o.progress != "" {
+		return usagef("--namespace and --progress are for one namespace: not with --all")
+	}
+	there, err := s.namespaces(ctx)
+	if err != nil {
+		return err
+	}
+	return s.open(s.from, false, func(d archive.Destination) error {
+		all, err := archive.List(ctx, d, "")
+		if err != nil {
+			return err
+		}
+		newest := make(map[string]string)
+		for _, e := range all { // the newest of each namespace first
+			if e.Complete && newest[e.Namespace] == "" {
+				newest[e.Namespace] = e.ID
+			}
+		}
+		return s.each(ctx, slices.Sorted(maps.Keys(newest)), func(name string) error {
+			snap, err := archive.Open(ctx, d, name, newest[name])
+			if err != nil {
+				return err
+			}
+			one, side := *o, *s.a
+			if slices.Contains(there, name) {
+				one.bytes = ""
+			}
+			side.namespace = name
+			return (&snapshots{a: &side}).restore(ctx, snap, &one)
+		})
+	})
 }
 
 func (s *snapshots) restore(ctx context.Context, snap *archive.Snapshot, o *restoreOptions) error {

@@ -109,6 +109,16 @@ func (e *env) snapshotAnswers(at, id string) {
 	answer(exitOther, "no id", "snapshot", "show", "src", "../"+id, "--from", at)
 	answer(exitOther, "want file:", "snapshot", "list", "--from", "s3://bucket")
 
+	everything := strings.TrimSuffix(at, "/a") + "/all"
+	answer(exitOK, "cache", "snapshot", "create", "--all", "--to", everything)
+	answer(exitUsage, "--all", "snapshot", "create", "src", "--all", "--to", everything)
+	answer(exitUsage, "not with --all", "--namespace", "src", "snapshot", "restore", "--all", "--from", everything)
+	e.must("", "namespace", "delete", "dst", "--yes=dst", "--end-sessions")
+	answer(exitUsage, "unknown namespace", "snapshot", "restore", "--all", "--from", everything)
+	answer(exitOK, `"restored":340,`, "-o", "json", "snapshot", "restore", "--all", "--from", everything, "--bytes",
+		"32MiB")
+	answer(exitOK, `"missing":0,`, "-o", "json", "snapshot", "verify", "src", "--from", at, "--against", "dst")
+
 	e.must("", "snapshot", "create", "src", "--to", at)
 	answer(exitOK, "would be removed", "snapshot", "prune", "src", "--from", at, "--keep-last", "1", "--dry-run")
 	answer(exitOK, id, "snapshot", "prune", "src", "--from", at, "--keep-last", "1")

@@ -103,7 +103,8 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w%s (see %s --help)", err, nearFlags(cmd, err), cmd.CommandPath())}
 	})
-	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole(), a.brokerRole()}
+	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole(), a.brokerRole(),
+		a.archiveRole()}
 	for _, r := range roles {
 		c := a.roleCommand(r)
 		if r.name == "directory" {
@@ -220,7 +221,8 @@ func (a *app) roleCommand(r role) *cobra.Command {
 // misspeltFor finds variables that nearly are settings of s and that nothing reads.
 func (a *app) misspeltFor(s config.Settings) map[string]string {
 	return config.Misspelt(os.Environ(), s, config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(),
-		config.DefaultJanitor(), config.DefaultGateway(), config.DefaultBrokerNode(), config.DefaultHealth())
+		config.DefaultJanitor(), config.DefaultGateway(), config.DefaultBrokerNode(), config.DefaultArchive(),
+		config.DefaultHealth())
 }
 
 // commandBehindDash refuses arguments that are not a command behind --.

@@ -82,6 +82,8 @@ func adapterProblem(s config.Settings) (err error) {
 		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
 	case *config.Gateway:
 		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
+	case *config.Archive:
+		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
 	case *config.Broker:
 		_, err = verbsOptions(s.RDMADevice, s.RDMA, nil)
 	}

@@ -33,7 +33,8 @@ func (a *app) devRole() role {
 		short: "Run a whole store in one process",
 		long: `Run a whole store in one process: a directory node, memory nodes, a janitor and a
 gateway, for clients of this machine. It needs no configuration, keeps everything in
-memory, and forgets it when it stops.
+memory, and forgets it when it stops. With --archive it makes snapshots in a folder every
+minute and at the end, and restores the newest of each namespace at the start.
 
 There are two namespaces: default, for what must stay, and cache, which evicts. Clients of
 Redis find cache in their database 0 and default in 1; those of memcached use cache, too,
@@ -47,6 +48,7 @@ then takes a free port, and all other listeners are off, unless flags say otherw
 		example: `  kvd dev
   kvd dev --memnodes 3 --memory 4GiB --memcached off
   kvd dev --memcached-database sessions
+  kvd dev --archive ~/kvd
   kvd dev -- kvctl bench -w B`,
 		takesCommand: true,
 		defaults: func() (config.Settings, func(context.Context) error) {
@@ -77,16 +79,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	raft := metrics.Raft() // before raft has begun
-	namespaces := []devstore.Namespace{
-		{Name: "default", Mode: dirpb.NamespaceMode_NAMESPACE_STORE},
-		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
-	}
-	if name := c.MemcachedDB; name != "" && name != "default" && name != "cache" {
-		namespaces = append(namespaces, devstore.Namespace{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE,
-			Replicas: 1})
-	}
 	s, err := devstore.Start(ctx, devstore.Options{
-		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory), Namespaces: namespaces,
+		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory), Namespaces: devNamespaces(c),
 		Lease: c.Lease, EpochInterval: c.EpochInterval, Logger: log,
 		NoJanitor: true, // one that counts its jobs follows
 	})
@@ -100,6 +94,11 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
+	keep, err := startDevArchive(ctx, c, s, log)
+	if err != nil {
+		return err
+	}
+	defer closing(keep.stop)
 	settings := config.DefaultGateway()
 	settings.Directory, settings.Databases = s.Directory(), []string{"cache", "default"}
 	settings.MemcachedDatabase, settings.BufferMemory, settings.ListenPeers = c.MemcachedDB, c.BufferMemory, peersOf(l)
@@ -118,7 +117,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	d := s.DirectoryNodes()[0]
 	doors := g.doors(web)
 	doors["grpc"], doors["raft"] = d.Doors()
-	cs := append(append(g.collectors(), b.collectors()...), raft, jobs, metrics.RaftLog(d),
+	cs := append(slices.Concat(g.collectors(), b.collectors(), keep.collectors()), raft, jobs, metrics.RaftLog(d),
 		metrics.Directory("d1", d), metrics.Renewals(d), metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
@@ -137,7 +136,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := a.announceNext(log, devNext(s.Directory()[0], l, web.Addr()), "dev", "directory",
+	if err := a.announceNext(log, devNext(s.Directory()[0], l, web.Addr(), c.Archive), "dev", "directory",
 		strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"],
@@ -153,6 +152,18 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		g.drain()
 	}
 	return err
+}
+
+// devNamespaces are made at the start.
+func devNamespaces(c *config.Dev) []devstore.Namespace {
+	all := []devstore.Namespace{
+		{Name: "default", Mode: dirpb.NamespaceMode_NAMESPACE_STORE},
+		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
+	}
+	if name := c.MemcachedDB; name != "" && name != "default" && name != "cache" {
+		all = append(all, devstore.Namespace{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1})
+	}
+	return all
 }
 
 // devListeners adds those of Redis's and memcached's protocol to l.
@@ -213,7 +224,7 @@ func (a *app) runCommand(ctx context.Context, directory []string, socket string)
 
 // devNext says what to type next: addresses only if they are not the ones that the
 // commands use by themselves.
-func devNext(directory string, l listeners, web string) string {
+func devNext(directory string, l listeners, web, archive string) string {
 	var b strings.Builder
 	kvctl := "kvctl"
 	if directory != config.DefaultDirectory {
@@ -234,7 +245,11 @@ func devNext(directory string, l listeners, web string) string {
 	if web != "" {
 		line("http://"+web+"/", "a page to read")
 	}
-	b.WriteString("Ctrl-C stops it, and everything is forgotten.\n")
+	if archive == config.Off {
+		b.WriteString("Ctrl-C stops it, and everything is forgotten.\n")
+	} else {
+		b.WriteString("Ctrl-C stops it, and snapshots are in " + archive + ".\n")
+	}
 	return b.String()
 }
 

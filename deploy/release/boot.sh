@@ -19,7 +19,7 @@ mount -t tmpfs -o mode=755 tmpfs run
 mkdir -p run/systemd/system
 printf '[Unit]\nDefaultDependencies=no\n' >run/systemd/system/kvd-test.target
 # Nothing but what the test starts, and no journal.
-for role in directory memnode gateway broker; do
+for role in directory memnode gateway broker archive; do
 	mkdir "run/systemd/system/kvd-$role.service.d"
 	printf '[Unit]\nDefaultDependencies=no\n[Service]\nStandardOutput=append:/run/kvd-%s.log\nStandardError=append:/run/kvd-%s.log\n' $role $role >"run/systemd/system/kvd-$role.service.d/test.conf"
 done

@@ -127,7 +127,7 @@ func (r *release) files(arch string) ([]file, error) {
 		{from: r.tree + "/deploy/alerts.yaml", to: "/usr/share/doc/kvd/examples/alerts.yaml", mode: 0o644},
 		{from: r.tree + "/deploy/grafana/kvd.json", to: "/usr/share/doc/kvd/examples/grafana.json", mode: 0o644},
 	}
-	for _, role := range []string{"directory", "memnode", "gateway", "broker"} {
+	for _, role := range []string{"directory", "memnode", "gateway", "broker", "archive"} {
 		list = append(list, file{from: r.tree + "/deploy/" + role + ".yaml", to: "/etc/kvd/" + role + ".yaml",
 			mode: 0o644, config: true})
 		unit, err := r.unit("kvd-" + role + ".service")

@@ -87,7 +87,7 @@ has "kvd 0.1.0 1 x86_64 Apache-2.0 $SOURCE_DATE_EPOCH" "$temp/rpm"
 rpm --query --package --queryformat '%{VERSION} %{ARCH}\n' "$out/second"/*."$machine".rpm >"$temp/rpm"
 has "0.2.0~rc1 $machine" "$temp/rpm"
 rpm --query --package --configfiles "$rpm" >"$temp/rpm"
-diff "$temp/rpm" <(printf '/etc/kvd/%s.yaml\n' broker directory gateway memnode) || fail 'other settings'
+diff "$temp/rpm" <(printf '/etc/kvd/%s.yaml\n' archive broker directory gateway memnode) || fail 'other settings'
 dpkg-deb --contents "$out/first/kvd_0.1.0-1_amd64.deb" | awk '!/\/$/ {print substr($6, 2)}' | sed s,vendor-completions,site-functions, | sort >"$temp/deb"
 rpm --query --package --list "$rpm" | sort | diff "$temp/deb" - || fail 'the packages differ'
 dpkg-deb --info "$out/first/libkvd0_0.1.0-1_amd64.deb" symbols >"$temp/symbols"
@@ -143,7 +143,7 @@ life() {
 	within sh -c "$1"
 	equal "kvd v0.1.0" within sh -c 'kvd version | cut -d " " -f 1,2'
 	within bash -c 'man --where kvctl-nodes-restart kvd-memnode && . /usr/share/bash-completion/completions/kvctl && test -s /usr/share/fish/vendor_completions.d/kvd.fish' >/dev/null
-	for role in directory memnode gateway broker; do
+	for role in directory memnode gateway broker archive; do
 		equal inactive show ActiveState kvd-$role
 		equal disabled show UnitFileState kvd-$role
 	done

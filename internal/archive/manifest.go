@@ -6,7 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 // ManifestName is the file that makes a folder a snapshot. It is the last to be written.
@@ -46,6 +50,26 @@ type Namespace struct {
 	Shards       int    `json:"shards"`
 	MaxValue     uint64 `json:"max_value_bytes"`
 	BytesPerNode uint64 `json:"bytes_per_node"`
+}
+
+// ManifestOf is what a directory's status says of a namespace; false: there is none. Create adds the rest.
+func ManifestOf(st *dirpb.StatusReply, name, writer string) (Manifest, bool) {
+	all := st.GetMap().GetNamespaces()
+	i := slices.IndexFunc(all, func(ns *dirpb.Namespace) bool { return ns.GetName() == name })
+	if i < 0 {
+		return Manifest{}, false
+	}
+	ns := all[i]
+	m := Manifest{Cluster: st.GetClusterId(), Map: st.GetMap().GetVersion(), Writer: writer, Namespace: Namespace{
+		Name: name, Mode: strings.ToLower(strings.TrimPrefix(ns.GetMode().String(), "NAMESPACE_")),
+		Replicas: ns.GetReplicas(), LimitBytes: ns.GetLimitBytes(), MaxValue: ns.GetMaxValueBytes(),
+		BytesPerNode: ns.GetBytesPerNode()}}
+	for _, g := range st.GetMap().GetShards() {
+		if g.GetNamespaceId() == ns.GetId() {
+			m.Namespace.Shards++
+		}
+	}
+	return m, true
 }
 
 // SegmentInfo is a file of records. CRC is the CRC-32C of all of it.

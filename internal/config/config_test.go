@@ -40,7 +40,7 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 func defaults() map[string]Settings {
 	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(),
 		"janitor": DefaultJanitor(), "gateway": DefaultGateway(), "broker": DefaultBrokerNode(),
-		"health": DefaultHealth()}
+		"archive": DefaultArchive(), "health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -172,13 +172,14 @@ func TestRefusals(t *testing.T) {
 			want: []string{`memnodes is "two" (from --memnodes): want a whole number`}},
 		{
 			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms",
-				"--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80"},
+				"--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80", "--archive="},
 			want: []string{
 				`redis is ":6379" (from --redis): kvd dev serves its own machine: want 127.0.0.1 or off`,
 				`memcached is "11211" (from --memcached): want host:port`,
 				`http is "192.0.2.1:80" (from --http): kvd dev serves its own machine`,
 				`listen is "0.0.0.0:7400" (from --listen): kvd dev serves its own machine`,
 				"memnodes is 0 (from --memnodes): want 1 to 64",
+				`archive is "" (from --archive): want a folder, or off`,
 				"lease is 1ms (from --lease): want at least 50ms",
 				"epoch-interval is -1s (from --epoch-interval): want at least 10ms",
 			},
@@ -252,6 +253,20 @@ func TestRefusals(t *testing.T) {
 				"timeout is 1ms (from --timeout): want at least 10ms",
 				"view-memory is 1000000TiB (from --view-memory): want at most",
 				"views is 0 (from --views): want 1 to 4096",
+				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
+			},
+		},
+		{
+			name: "archive", s: DefaultArchive(),
+			args: []string{"--directory=192.0.2.1:7400", "--every=10ms", "--rate=1000000TiB", "--keep-last=-1",
+				"--keep-daily=1000001", "--http-listen=192.0.2.1:80"},
+			want: []string{
+				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				"to is missing",
+				"every is 10ms (from --every): want at least 1s",
+				"rate is 1000000TiB (from --rate): want at most",
+				"keep-last is -1 (from --keep-last): want 0 to",
+				"keep-daily is 1000001 (from --keep-daily): want 0 to",
 				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
 			},
 		},

@@ -18,14 +18,16 @@ func TestSettingsAreDocumented(t *testing.T) {
 		"[Installing](install.md#settings) says how flags, variables and files give settings. The list is generated: " +
 		"`go test ./internal/config -run Documented -rewrite`.\n\n" +
 		"[kvd dev](#kvd-dev) · [kvd directory](#kvd-directory) · [kvd memnode](#kvd-memnode) · " +
-		"[kvd janitor](#kvd-janitor) · [kvd gateway](#kvd-gateway) · [kvd broker](#kvd-broker)\n\n" +
+		"[kvd janitor](#kvd-janitor) · [kvd gateway](#kvd-gateway) · [kvd broker](#kvd-broker) · " +
+		"[kvd archive](#kvd-archive)\n\n" +
 		"The flag of a setting has hyphens for dots. Its variable is `KVD_` and the setting in capitals, with " +
 		"underscores.\n")
 	for _, role := range []struct {
 		name string
 		s    Settings
 	}{{"dev", DefaultDev()}, {"directory", DefaultDirectoryNode()}, {"memnode", DefaultMemNode()},
-		{"janitor", DefaultJanitor()}, {"gateway", DefaultGateway()}, {"broker", DefaultBrokerNode()}} {
+		{"janitor", DefaultJanitor()}, {"gateway", DefaultGateway()}, {"broker", DefaultBrokerNode()},
+		{"archive", DefaultArchive()}} {
 		fmt.Fprintf(&b, "\n## kvd %s\n\n| setting | default | |\n|---|---|---|\n", role.name)
 		for _, f := range fields(role.s) {
 			value := "`" + format(f.value) + "`"

@@ -57,6 +57,7 @@ type Dev struct {
 	Broker        string        `mapstructure:"broker" usage:"socket of the broker for programs in C and Python: a path, auto or off"`
 	HTTP          string        `mapstructure:"http" usage:"address where metrics, health and a page for people are served, likewise"`
 	BufferMemory  Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
+	Archive       string        `mapstructure:"archive" usage:"folder of snapshots: all namespaces go there every minute and at the end, and come back at the start; or off"`
 	Log           Log           `mapstructure:"log"`
 }
 
@@ -241,7 +242,8 @@ func DefaultDev() *Dev {
 		Listen: DefaultDirectory, Memnodes: 2, Memory: 1 << 30,
 		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond,
 		Redis: DefaultRedis, Memcached: DefaultMemcached, Broker: Auto, HTTP: DefaultHTTP, BufferMemory: 512 << 20,
-		Log: defaultLog,
+		Archive: Off,
+		Log:     defaultLog,
 	}
 }
 
@@ -474,6 +476,9 @@ func (d *Dev) Validate() error {
 		c.bad("broker", d.Broker, "want an absolute path, auto or off")
 	}
 	c.socket("broker", d.Broker)
+	if d.Archive == "" {
+		c.bad("archive", d.Archive, "want a folder, or off")
+	}
 	c.buffers(d.BufferMemory)
 	c.log(d.Log)
 	return c.err()

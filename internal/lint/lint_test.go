@@ -106,8 +106,8 @@ var imports = []row{
 		"pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
-	{"internal/metrics", "client client/prom internal/broker internal/certs internal/dirpb internal/netsrv " +
-		"internal/overview internal/rdmacounters internal/ring memnode server",
+	{"internal/metrics", "client client/prom internal/archive internal/broker internal/certs internal/dirpb " +
+		"internal/netsrv internal/overview internal/rdmacounters internal/ring memnode server",
 		"it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},
@@ -152,8 +152,8 @@ var imports = []row{
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/patient", "client", "it goes through a store as any user of the library could"},
-	{"internal/archive", "client internal/inside internal/layout internal/patient", "an archive is a client with a " +
-		"folder: it is handed sessions, and told which namespace there is"},
+	{"internal/archive", "client internal/dirpb internal/inside internal/layout internal/patient",
+		"an archive is a client with a folder: it is handed sessions, and told which namespace there is"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
 		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +

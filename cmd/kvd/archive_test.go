@@ -1,0 +1,128 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/archive"
+)
+
+// An archive makes snapshots of all namespaces, prunes, tells of it, and leaves nothing unfinished when it is stopped.
+func TestArchive(t *testing.T) {
+	env, _ := runtimeDir(t)
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap")
+	addr := d.kv["directory"]
+	m := start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB")
+	roundTrip(t, open(t, addr, "shm", nil), "k")
+	to := filepath.Join(t.TempDir(), "snapshots")
+	args := []string{"archive", "--directory=" + addr, "--to=file://" + to, "--every=1s", "--keep-last=1",
+		"--http-listen=127.0.0.1:0"}
+	for range 2 { // the second finds the lock released
+		a := start(t, env, args...)
+		if a.kv["role"] != "archive" || a.kv["to"] != "file://"+to {
+			t.Errorf("ready line holds %v", a.kv)
+		}
+		wantMetric(t, a.kv["http"], `kvd_archive_last_success_timestamp_seconds{namespace="default"} 1`)
+		wantMetric(t, a.kv["http"], `kvd_archive_rpo_seconds{namespace="default"} [0-9]`)
+		wantMetric(t, a.kv["http"], `kvd_archive_failures_total{namespace="default"} 0`)
+		wantMetric(t, a.kv["http"], `kvd_archive_holds_lock 1`)
+		if code := a.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+	}
+	dest, end, err := archive.OpenDestination("file://"+to, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end()
+	all, err := archive.List(t.Context(), dest, "")
+	if err != nil || len(all) == 0 || len(all) > 2 {
+		t.Fatalf("snapshots: %v, %v", all, err)
+	}
+	for _, e := range all {
+		if !e.Complete {
+			t.Errorf("%+v is unfinished", e)
+		}
+	}
+	snap, err := archive.Open(t.Context(), dest, "default", "")
+	if err == nil {
+		err = archive.Verify(t.Context(), snap, nil)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	for i, bad := range [][]string{{"archive", "--to=ftp://x"}, {"archive"}} {
+		p := spawn(t, env, append(bad, "--directory="+addr)...)
+		if code := p.wait(); code != exitUsage {
+			t.Error(fmt.Sprint(bad, ": exit status ", code, " of number ", i))
+		}
+	}
+	for _, p := range []*process{m, d} {
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+	}
+}
+
+// kvd dev with an archive has after a stop what it had, and refuses to start with a snapshot that is damaged.
+func TestDevArchive(t *testing.T) {
+	env, _ := runtimeDir(t)
+	folder := filepath.Join(t.TempDir(), "snapshots")
+	args := []string{"dev", "--listen=127.0.0.1:0", "--memory=96MiB", "--memnodes=1", "--redis=off", "--memcached=off",
+		"--http=off", "--broker=off", "--archive=" + folder}
+	dev := func() (*process, *client.Client) {
+		t.Helper()
+		p := spawn(t, env, args...)
+		p.ready()
+		return p, open(t, p.kv["directory"], "shm", nil)
+	}
+	stop := func(p *process) {
+		t.Helper()
+		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		<-p.exited
+		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Fatalf("exit status %d, want 0", code)
+		}
+	}
+	p, c := dev()
+	roundTrip(t, c, "first")
+	stop(p)
+	p, c = dev()
+	wantValue(t, c, "first")
+	roundTrip(t, c, "second")
+	createNamespace(t, p.kv["directory"], "another", nil)
+	stop(p)
+	p, c = dev()
+	wantValue(t, c, "first")
+	wantValue(t, c, "second")
+	st, err := openSource(sourceOptions{directory: []string{p.kv["directory"]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.dir.Close()
+	if all, err := st.Namespaces(t.Context()); err != nil || !slices.Contains(all, "another") {
+		t.Errorf("namespaces %q, %v", all, err)
+	}
+	stop(p)
+
+	files, err := filepath.Glob(folder + "/default/*/seg-*.kvs")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("segments %q, %v", files, err)
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f, []byte("other"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code := spawn(t, env, args...).wait(); code != exitFailure {
+		t.Errorf("with damaged files: exit status %d, want %d", code, exitFailure)
+	}
+}
