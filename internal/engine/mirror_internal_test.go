@@ -67,6 +67,9 @@ func TestMirrorBound(t *testing.T) {
 	for i := range full {
 		full[i] = layout.MakeLive(0, uint16(i), 0, uint32(i))
 	}
+	if n := imagePtrLen + imageLen(len(full)); n > int64(9*len(full)) {
+		t.Errorf("%d keys take %d bytes, want at most 9 a key", len(full), n)
+	}
 	m := newMirror(most)
 	groups := uint64(segments * (layout.SegmentGroups + 1))
 	for range 2 {
