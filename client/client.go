@@ -132,6 +132,10 @@ type Options struct {
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
 	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
+	// MirrorBytes bounds the images of groups that the Client keeps besides, of every group that it READs; 0: none. A
+	// GET of a key without a hint then takes one round trip where an image has the key. The Client may never have seen
+	// it. A key takes some 9 bytes in full groups. Images older than 1,000 reclaim epochs are not looked into.
+	MirrorBytes int
 	// ViewBytes is how much Views that are not released may have together, bytes. Default 1 GiB.
 	ViewBytes int
 	// Views is how many there may be that are not released. Default 16.
@@ -330,8 +334,12 @@ type Stats struct {
 	Rounds    map[string]uint64
 	Verbs     rdma.Counters
 	CacheHits uint64 // operations that began with a cached word
-	CASLosses uint64
-	Unknown   uint64
+	// MirrorHits are keys without a hint that were found where an image of their group had them, MirrorStale such as
+	// were not. MirrorBytes is what the images of the present session take.
+	MirrorHits, MirrorStale uint64
+	MirrorBytes             int64
+	CASLosses               uint64
+	Unknown                 uint64
 	// Memory of the present session, in units of 64 bytes. GrantedUnits were granted to it. FreeUnits are a part of
 	// them and hold nothing. LimboUnits held records that were replaced or deleted, which somebody may still read.
 	// LiveUnits are the rest, which holds records, or places that other sessions unlinked and have not handed back

@@ -108,6 +108,9 @@ func (o *Options) Validate() error {
 	if o.CacheBytes < 0 {
 		bad("CacheBytes: %d, want >= 0 bytes", o.CacheBytes)
 	}
+	if o.MirrorBytes < 0 {
+		bad("MirrorBytes: %d, want >= 0 bytes", o.MirrorBytes)
+	}
 	if o.ViewBytes < 0 {
 		bad("ViewBytes: %d, want >= 0 bytes", o.ViewBytes)
 	}

@@ -113,7 +113,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	}
 	s.core, err = engine.NewCore(engine.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
 		Lanes: lanes, BulkLane: c.bulkLane && (rep.MaxLanes == 0 || lanes < int(rep.MaxLanes)),
-		CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s,
+		CacheBytes: c.o.CacheBytes, MirrorBytes: c.o.MirrorBytes, Devices: c.o.Devices, Control: s,
 		FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c},
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)

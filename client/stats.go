@@ -55,6 +55,7 @@ func (c *Client) Stats() Stats {
 	c.mu.Lock()
 	c.mu.last = total
 	c.mu.Unlock()
+	st.MirrorBytes = s.core.MirrorBytes()
 	for _, h := range s.core.Heaps() {
 		hs := h.Heap.Stats()
 		st.GrantedUnits += uint64(hs.Granted)
@@ -83,6 +84,7 @@ type laneTotals struct {
 	ops, rounds                          [index.NumKinds]uint64
 	verbs                                rdma.Counters
 	cacheHits, casLosses, unknown, notes uint64
+	mirrorHits, mirrorStale              uint64
 	pins                                 uint64
 	mended                               uint64
 	memoryWaits, leaked                  uint64
@@ -106,6 +108,8 @@ func (t *laneTotals) add(l *engine.Lane) {
 	n := l.Counters()
 	t.verbs.Add(&n)
 	t.cacheHits += l.Stats.CacheHits
+	t.mirrorHits += l.Stats.MirrorHits
+	t.mirrorStale += l.Stats.MirrorStale
 	t.casLosses += l.Stats.CASLosses
 	t.unknown += l.Stats.Unknown
 	t.notes += l.Stats.Notes
@@ -123,6 +127,8 @@ func (t *laneTotals) sum(x *laneTotals) {
 	}
 	t.verbs.Add(&x.verbs)
 	t.cacheHits += x.cacheHits
+	t.mirrorHits += x.mirrorHits
+	t.mirrorStale += x.mirrorStale
 	t.casLosses += x.casLosses
 	t.unknown += x.unknown
 	t.notes += x.notes
@@ -141,5 +147,6 @@ func (t *laneTotals) into(st *Stats) {
 		t.unknown, t.notes, t.mended
 	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned,
 		t.went.Received, t.went.Refused
+	st.MirrorHits, st.MirrorStale = t.mirrorHits, t.mirrorStale
 	st.LostUnits, st.MemoryWaits, st.Pins = t.leaked, t.memoryWaits, t.pins
 }

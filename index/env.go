@@ -41,6 +41,13 @@ type Hints interface {
 	Remember(o *Op, h Hint)
 	Forget(o *Op)
 
+	// Guess returns where the Op's key may be, by an image of its group: a word with its fingerprint, which may be
+	// another key's, and no version. So it may begin what compares the whole key, and is never what a CAS expects. If
+	// there is none, the key may be there all the same.
+	Guess(o *Op) (Hint, bool)
+	// Image shows g, the group at off in the shard of the Op's route, as its reader showed it just now.
+	Image(o *Op, off uint64, g layout.Group)
+
 	// NoteDue asks, at most once for each look at a record, whether this access to the
 	// Op's key is worth noting: then the Op reads the slot's access word on the way, and
 	// calls Note when it has succeeded. Only if PG.AccessOff is not 0.

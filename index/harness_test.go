@@ -151,13 +151,15 @@ func (c *client) RoutePG(id uint32, _ bool) (index.Route, bool) {
 func (c *client) RouteMove(uint32) (index.Route, bool) {
 	return c.w.parent(), !c.w.noRoute && c.w.child != nil && !c.w.moved
 }
-func (c *client) ReadOnly() bool                      { return false }
-func (c *client) HashOf(key []byte) uint64            { return hashOf(string(key)) }
-func (c *client) Crowded(uint32)                      { c.crowded++ }
-func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
-func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
-func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
-func (c *client) NoteDue(*index.Op) bool              { return true }
+func (c *client) ReadOnly() bool                        { return false }
+func (c *client) HashOf(key []byte) uint64              { return hashOf(string(key)) }
+func (c *client) Crowded(uint32)                        { c.crowded++ }
+func (c *client) Hint(o *index.Op) (index.Hint, bool)   { h, ok := c.hints[string(o.Key)]; return h, ok }
+func (c *client) Remember(o *index.Op, h index.Hint)    { c.hints[string(o.Key)] = h }
+func (c *client) Forget(o *index.Op)                    { delete(c.hints, string(o.Key)) }
+func (c *client) Guess(*index.Op) (index.Hint, bool)    { return index.Hint{}, false }
+func (c *client) Image(*index.Op, uint64, layout.Group) {}
+func (c *client) NoteDue(*index.Op) bool                { return true }
 
 // Note writes at once: nobody waits for it.
 func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64,

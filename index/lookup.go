@@ -39,6 +39,7 @@ func (o *Op) gotGroup() Action {
 	if err := o.collect(g, 0, o.Route.PG.Reader()); err != nil {
 		return o.finish(err)
 	}
+	o.env.Image(o, o.home()-o.Route.ShardOff, g)
 	if len(o.cand) > 0 {
 		o.begin()
 		o.lookAtCandidates()
@@ -214,6 +215,7 @@ func (o *Op) gotStash() Action {
 	if err := o.collect(g, StashSlot, o.Route.PG.Reader()); err != nil {
 		return o.finish(err)
 	}
+	o.env.Image(o, o.stash()-o.Route.ShardOff, g)
 	if len(o.cand) == 0 {
 		return o.notStashed()
 	}

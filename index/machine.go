@@ -388,12 +388,12 @@ func (o *Op) dispatch() Action {
 		case hinted:
 			return o.getCached(h)
 		}
-		return o.readGroup()
+		return o.guess()
 	case Modify:
 		if hinted {
 			return o.getCached(h)
 		}
-		return o.readGroup()
+		return o.guess()
 	case Put:
 		switch {
 		case o.Part != nil && !o.Part.Link:
@@ -423,6 +423,15 @@ func (o *Op) dispatch() Action {
 		return o.readGroup()
 	}
 	panic(fmt.Sprintf("index: kind %v", o.Kind))
+}
+
+// guess looks for a key of which there is no hint: where an image of its group has it, or else in the group. The whole
+// key is compared, or the group READ, before anything is answered or changed.
+func (o *Op) guess() Action {
+	if h, ok := o.env.Guess(o); ok {
+		return o.getCached(h)
+	}
+	return o.readGroup()
 }
 
 // take makes h's word the one under change.

@@ -36,6 +36,9 @@ var (
 	readBytes  = desc("read_bytes_total", "Bytes asked for by READs.")
 	written    = desc("written_bytes_total", "Bytes sent by WRITEs.")
 	hintHits   = desc("hint_hits_total", "Operations that began with a remembered slot word.")
+	mirrorHits = desc("mirror_hits_total", "Keys without a hint that were found where an image of the index had them.")
+	mirrorOld  = desc("mirror_stale_total", "Keys that were not found where an image of the index had them.")
+	mirrorSize = desc("mirror_bytes", "The client's own memory for images of the index.")
 	casLosses  = desc("cas_losses_total", "Compare-and-swaps that found another word than expected.")
 	unknown    = desc("unknown_outcomes_total", "Operations that ended without knowing whether they happened.")
 	evicted    = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
@@ -92,7 +95,8 @@ type collector struct{ c *client.Client }
 
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
+		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, mirrorHits, mirrorOld, mirrorSize,
+		casLosses, unknown,
 		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, pins, pinsPassed,
 		pinsOver, pinsBroken, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
 		epochLag, connections, path, routes,
@@ -124,6 +128,9 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	count(readBytes, s.Verbs.ReadBytes)
 	count(written, s.Verbs.WriteBytes)
 	count(hintHits, s.CacheHits)
+	count(mirrorHits, s.MirrorHits)
+	count(mirrorOld, s.MirrorStale)
+	gauge(mirrorSize, uint64(s.MirrorBytes))
 	count(casLosses, s.CASLosses)
 	count(unknown, s.Unknown)
 	count(evicted, s.Evicted)

@@ -28,6 +28,9 @@ func (a *app) costCommand() *cobra.Command {
 				o.Open = func(ctx context.Context) (cost.Session, error) {
 					return b.Open(ctx, sessionOptions{Lanes: 1})
 				}
+				o.OpenMirrored = func(ctx context.Context) (cost.Session, error) {
+					return b.Open(ctx, sessionOptions{Lanes: 1, Mirrored: true})
+				}
 				if err := o.Validate(); err != nil {
 					return usageError(err)
 				}

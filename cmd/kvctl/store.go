@@ -50,6 +50,7 @@ type opened struct {
 type sessionOptions struct {
 	Lanes    int // 0: chosen
 	ReadOnly bool
+	Mirrored bool // with a mirror, and as few hints as there can be
 }
 
 // backend is one store as kvctl reaches it: over its directory. Its methods are not called concurrently.
@@ -142,6 +143,9 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 	opts := r.o
 	opts.ReadOnly = o.ReadOnly
 	opts.Lanes = o.Lanes
+	if o.Mirrored {
+		opts.CacheBytes, opts.MirrorBytes = 1, 16<<20
+	}
 	ctx, cancel := context.WithTimeout(ctx, opts.OpTimeout)
 	defer cancel()
 	c, err := client.Open(ctx, opts)

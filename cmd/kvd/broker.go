@@ -267,7 +267,7 @@ func openWhenThere(ctx context.Context, name string, o brokerOptions) (*client.C
 			Provider: o.settings.Provider, Require: o.settings.Require,
 			Name: overview.BrokerName(host, os.Getpid(), o.page), TLS: o.tls,
 			Identities: client.Identities(o.settings.Identity), Logger: o.log, ViewBytes: int(o.settings.ViewMemory),
-			Views: o.settings.Views})
+			Views: o.settings.Views, MirrorBytes: int(o.settings.Mirror)})
 		switch {
 		case err == nil:
 			return c, nil

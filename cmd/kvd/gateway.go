@@ -413,7 +413,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 			Identities: client.Identities(g.o.settings.Identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
-			Lanes: 8,
+			Lanes: 8, MirrorBytes: int(g.o.settings.Mirror),
 		})
 		switch {
 		case err == nil:

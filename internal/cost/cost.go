@@ -38,6 +38,8 @@ type Session interface {
 type Options struct {
 	// Open opens a session that has never seen a key. Required.
 	Open func(context.Context) (Session, error)
+	// OpenMirrored opens one with a mirror that remembers four keys at most. Required.
+	OpenMirrored func(context.Context) (Session, error)
 	// Prefix begins every key. Required; nobody else may use it meanwhile.
 	Prefix string
 	// Replicas is how many copies the keys have. Default 1.
@@ -62,6 +64,9 @@ func (o *Options) Validate() error {
 	var errs []error
 	if o.Open == nil {
 		errs = append(errs, errors.New("Open: nil"))
+	}
+	if o.OpenMirrored == nil {
+		errs = append(errs, errors.New("OpenMirrored: nil"))
 	}
 	if o.Prefix == "" {
 		errs = append(errs, errors.New("Prefix: empty"))
@@ -180,7 +185,11 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rows = append(singles, multis...)
+	mirrored, err := m.mirrored(batches)
+	if err != nil {
+		return nil, err
+	}
+	rows = append(append(singles, mirrored), multis...)
 	for _, n := range []int{2, 4} {
 		r, err := m.multiCAS(a, n)
 		if err != nil {
@@ -305,13 +314,30 @@ func (m *measurement) allAtOnce(a Session, batches [][][]byte) ([]Row, error) {
 	}, nil
 }
 
+// mirrored runs GETs by a session that has READ the groups of the keys, and does not remember these.
+func (m *measurement) mirrored(batches [][][]byte) (Row, error) {
+	s, err := m.openBy(m.o.OpenMirrored)
+	if err != nil {
+		return Row{}, err
+	}
+	for _, ks := range batches {
+		if _, err := m.multiGet(s, ks); err != nil {
+			return Row{}, err
+		}
+	}
+	keys := batches[0][:min(len(batches[0]), m.o.Trials)]
+	return m.each("GET, mirrored", s, keys, getCached, func(k []byte) error { _, err := s.Get(m.ctx, k); return err })
+}
+
 // warmKeys are enough that every memory node holds one of them.
 const warmKeys = 16
 
 // open opens a session and makes it connect and take memory, which is not part
 // of any operation's cost.
-func (m *measurement) open() (Session, error) {
-	s, err := m.o.Open(m.ctx)
+func (m *measurement) open() (Session, error) { return m.openBy(m.o.Open) }
+
+func (m *measurement) openBy(open func(context.Context) (Session, error)) (Session, error) {
+	s, err := open(m.ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -117,7 +117,7 @@ func (s *fakeSession) Close() error { s.f.open--; return nil }
 
 func measure(t *testing.T, f *fake) []Row {
 	t.Helper()
-	rows, err := Measure(t.Context(), Options{Open: f.session, Prefix: "cost/"})
+	rows, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.session, Prefix: "cost/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func measure(t *testing.T, f *fake) []Row {
 
 func TestTable(t *testing.T) {
 	rows := measure(t, newFake())
-	if len(rows) != 10 || !AllOK(rows) {
+	if len(rows) != 11 || !AllOK(rows) {
 		t.Errorf("rows %+v", rows)
 	}
 	for _, r := range rows {
@@ -142,12 +142,15 @@ func TestTable(t *testing.T) {
 // The columns are those of docs/protocol.md, and rows are judged by the column of
 // the replicas that there are.
 func TestReplicas(t *testing.T) {
-	rows, err := Measure(t.Context(), Options{Open: newFake().session, Prefix: "cost/", Replicas: 2, Batch: 2})
+	f := newFake()
+	rows, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.session, Prefix: "cost/", Replicas: 2,
+		Batch: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[string][3]Cost{
 		"GET cached":             {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
+		"GET, mirrored":          {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
 		"GET":                    {{RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}},
 		"UPDATE cached":          {{RTT: 1, Verbs: 2}, {RTT: 2, Verbs: 4}, {RTT: 3, Verbs: 6}},
 		"UPDATE, no hint":        {{RTT: 3, Verbs: 6}, {RTT: 4, Verbs: 9}, {RTT: 5, Verbs: 11}},
@@ -210,7 +213,7 @@ func TestRareExtraVerb(t *testing.T) {
 func TestFailureCleansUp(t *testing.T) {
 	f := newFake()
 	f.failPut = client.ErrFull
-	_, err := Measure(t.Context(), Options{Open: f.session, Prefix: "cost/"})
+	_, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.session, Prefix: "cost/"})
 	if !errors.Is(err, client.ErrFull) || !strings.Contains(err.Error(), "INSERT") {
 		t.Errorf("error %v", err)
 	}
@@ -223,11 +226,11 @@ func TestValidate(t *testing.T) {
 	f := newFake()
 	for name, o := range map[string]Options{
 		"open":   {Prefix: "p"},
-		"prefix": {Open: f.session},
-		"trials": {Open: f.session, Prefix: "p", Trials: -1},
-		"batch":  {Open: f.session, Prefix: "p", Batch: 65},
-		"value":  {Open: f.session, Prefix: "p", ValueBytes: -1},
-		"copies": {Open: f.session, Prefix: "p", Replicas: -1},
+		"prefix": {Open: f.session, OpenMirrored: f.session},
+		"trials": {Open: f.session, OpenMirrored: f.session, Prefix: "p", Trials: -1},
+		"batch":  {Open: f.session, OpenMirrored: f.session, Prefix: "p", Batch: 65},
+		"value":  {Open: f.session, OpenMirrored: f.session, Prefix: "p", ValueBytes: -1},
+		"copies": {Open: f.session, OpenMirrored: f.session, Prefix: "p", Replicas: -1},
 	} {
 		if _, err := Measure(t.Context(), o); err == nil {
 			t.Errorf("%s: accepted", name)

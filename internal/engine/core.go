@@ -38,6 +38,7 @@ type Options struct {
 	Discriminator uint32 // < 4096
 	Lanes         int    // to which keys hash; at most MaxLanes
 	CacheBytes    int    // of all lanes
+	MirrorBytes   int    // of all lanes, for images of groups; 0: none are kept
 	Devices       []*rdma.Device
 	Control       Control
 	// SlabTasks is how many tasks' buffers, of 8 KiB each, are registered at a
@@ -232,7 +233,7 @@ func NewCore(o Options) (*Core, error) {
 	c.nears = min(o.Lanes, runtime.GOMAXPROCS(0))
 	c.near.New = func() any { return c.lanes[(c.nextNear.Add(1)-1)%uint32(c.nears)] }
 	c.maps = newMappedTables(o.Devices[0])
-	c.in.Store(&installed{hints: newWordCache(o.CacheBytes, c.maps)})
+	c.in.Store(&installed{hints: newWordCache(o.CacheBytes, c.maps), mirror: newMirror(o.MirrorBytes)})
 	lanes := o.Lanes
 	if o.BulkLane {
 		lanes++
@@ -280,10 +281,10 @@ func (c *Core) Close() error {
 	none := newWordCache(0, nil)
 	for _, l := range c.lanes {
 		l.closeBuffers()
-		l.cache = none
+		l.cache, l.mirror = none, nil
 	}
 	c.taking.Lock()
-	c.in.Store(&installed{c.View(), none}) // nobody finds the tables any more
+	c.in.Store(&installed{c.View(), none, nil}) // nobody finds the tables any more
 	c.taking.Unlock()
 	c.maps.close()
 	return c.bufs.close()
@@ -295,7 +296,7 @@ func (c *Core) InstallView(v *View) {
 	c.taking.Lock()
 	defer c.taking.Unlock()
 	was := c.in.Load()
-	now, old := &installed{v, was.hints}, was.View
+	now, old := &installed{v, was.hints, was.mirror}, was.View
 	if old != nil && old.Version >= v.Version {
 		return
 	}
@@ -314,8 +315,9 @@ func (c *Core) InstallView(v *View) {
 		}
 	}
 	if now.hints == nil {
-		now.hints = newWordCache(c.opts.CacheBytes, c.maps)
+		now.hints, now.mirror = newWordCache(c.opts.CacheBytes, c.maps), newMirror(c.opts.MirrorBytes)
 	}
+	now.mirror.keep(v)
 	c.drafts.tell(v)
 	c.holds.Lock()
 	defer c.holds.Unlock()
@@ -359,6 +361,8 @@ func (c *Core) Recalls(pg uint32) uint64 {
 type installed struct {
 	*View // nil: there is none yet
 	hints *wordCache
+	// mirror is of the same memory as the hints; nil: there is none.
+	mirror *mirror
 }
 
 // Acked returns two map versions. acked is the newest for which every lane has seen that no operation begun under

@@ -83,6 +83,7 @@ func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard)
 // the word may stand in an array that has gone.
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
+	t.guessed = false
 	h, ok, hits := t.learnt, true, uint64(0)
 	if t.learnt = (index.Hint{}); h.Word == 0 {
 		h, ok = l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
@@ -106,9 +107,39 @@ func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 func (t *Task) Remember(o *index.Op, h index.Hint) {
 	// Seen at the Op's start at the latest: an older age is the safe side.
 	t.lane.cache.put(o.Check, h, uint32(t.epoch))
+	if t.guessed {
+		t.guessed = false
+		t.lane.Stats.MirrorHits++
+	}
 }
 
-func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash)) }
+// Forget is index.Hints.
+func (t *Task) Forget(o *index.Op) {
+	t.lane.cache.drop(o.Check, layout.FP(o.Hash))
+	if t.guessed {
+		t.guessed = false
+		t.lane.Stats.MirrorStale++
+	}
+}
+
+// Guess is index.Hints.
+func (t *Task) Guess(o *index.Op) (h index.Hint, ok bool) {
+	l := t.lane
+	if l.mirror == nil {
+		return h, false
+	}
+	h.Shard = o.Route.Shard
+	h.Word, h.Slot, ok = l.mirror.find(o.Route.Shard, o.Route.Segments, o.Hash, uint32(l.core.epoch.Load()))
+	t.guessed = ok && h.Leads(&o.Route)
+	return h, t.guessed
+}
+
+// Image is index.Hints.
+func (t *Task) Image(o *index.Op, off uint64, g layout.Group) {
+	if m := t.lane.mirror; m != nil {
+		m.put(o.Route.Shard, o.Route.Segments, off, g, uint32(t.epoch)) // READ later: an older age is the safe side
+	}
+}
 
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.
 var nowhere [layout.MaxRecordSize]byte

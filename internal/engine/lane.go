@@ -21,10 +21,11 @@ type Lane struct {
 	cqs  []*rdma.CQ // by device; nil once closed
 
 	// From here to Stats the owner's alone. See ownership, which is its lock.
-	conns []*conn    // by node id; nil where nothing was wanted yet
-	cache *wordCache // of the session; changes with view
-	mem   []*laneMem // by placement group id; made by memOf
-	view  *View      // the one that cache and mem belong to; refreshView takes Core's
+	conns  []*conn    // by node id; nil where nothing was wanted yet
+	cache  *wordCache // of the session; changes with view
+	mirror *mirror    // likewise; nil: there is none
+	mem    []*laneMem // by placement group id; made by memOf
+	view   *View      // the one that cache and mem belong to; refreshView takes Core's
 
 	// The owner's: where tasks are, and what their work requests wait for.
 	tasks   []*Task     // by index; only grows, as slabs do
@@ -89,6 +90,8 @@ type Lane struct {
 type LaneStats struct {
 	Ops, Rounds [index.NumKinds]uint64 // by index.Kind
 	CacheHits   uint64
+	MirrorHits  uint64 // keys found where an image of their group had them
+	MirrorStale uint64 // keys not found there
 	CASLosses   uint64
 	Unknown     uint64
 	Leaked      uint64        // units left to recall
@@ -109,7 +112,8 @@ func newLane(c *Core, id int) (*Lane, error) {
 			l.hintWRs[i][k].ID = noWaitID
 		}
 	}
-	l.cache = c.in.Load().hints
+	in := c.in.Load()
+	l.cache, l.mirror = in.hints, in.mirror
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
 		if err != nil {
@@ -312,7 +316,7 @@ func (l *Lane) refreshView() {
 	if v == l.view {
 		return
 	}
-	l.view, l.cache = v, in.hints
+	l.view, l.cache, l.mirror = v, in.hints, in.mirror
 	l.events++
 	for _, pg := range v.PGs {
 		for _, x := range pg.Recalled {

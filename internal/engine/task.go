@@ -66,6 +66,7 @@ type Task struct {
 	lane     *Lane
 	flight   *flight    // not nil: it performs these GETs, and Op is unused
 	learnt   index.Hint // for Hint, once; Word 0: nothing
+	guessed  bool       // the Op goes by what Guess gave
 	asked    *Op        // nil: nobody waits for it, or not by Do
 	idx      uint32
 	gen      uint32

@@ -195,7 +195,7 @@ func (w *World) addClient(janitor bool) error {
 	}
 	c.dev = rdma.NewDevice("sim", w.fab.Device(fmt.Sprintf("c%d", i)))
 	c.core, err = engine.NewCore(engine.Options{Session: c.id, Discriminator: res.Session.Discriminator,
-		Lanes: w.cfg.Lanes, CacheBytes: 1024,
+		Lanes: w.cfg.Lanes, CacheBytes: 1024, MirrorBytes: w.cfg.Mirror,
 		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey, BulkFrom: w.cfg.BulkFrom,
 		Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
 	if err != nil {

@@ -79,6 +79,8 @@ var patches = []mutant{
 
 // byTest are the mistakes that tests of their packages have to notice.
 var byTest = []tested{
+	{"mirror-outlives-epochs", "internal/engine", "TestMirrorAge",
+		[]edit{{"internal/engine/mirror.go", "now-uint32(*x) >= layout.WordLifeEpochs", "now == uint32(*x)-1"}}},
 	{"lease-not-checked-after-completion", "internal/engine", "TestLeaseEndsUnderWay",
 		[]edit{{"internal/engine", "if t.pg != nil && t.leased && !l.valid() {", "if false {"}}},
 	{"apart-verdict-before-lease", "internal/engine", "TestNeverSomebodyElsesBytes",

@@ -169,6 +169,9 @@ type Config struct {
 	// Warm makes every client read every key of Setup first, so that it starts
 	// with hints.
 	Warm bool
+	// Mirror is for how many bytes of images of groups each client has room. Warm clients then begin with images
+	// instead of hints: they have read keys beside those of Setup, which are absent.
+	Mirror int
 	// Fill is how many slots of the keys' home group are taken by other keys, all of
 	// which stay where they are when the shard splits.
 	Fill int
@@ -467,6 +470,9 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		keys := map[int]bool{}
 		var reads []Step
 		for _, s := range cfg.Setup {
+			if cfg.Mirror > 0 {
+				s.Key = s.Key/10*10 + 9
+			}
 			if !keys[s.Key] {
 				reads = append(reads, Step{Get, s.Key})
 			}

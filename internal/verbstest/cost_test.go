@@ -15,6 +15,7 @@ func TestCost(t *testing.T) {
 	s := newStore(t, 5*time.Second, node{"m1", 0, nil}, node{"m2", 1, nil})
 	want := map[string][2]cost.Cost{ // for 1 and 2 replicas, from the document
 		"GET cached":              {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
+		"GET, mirrored":           {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
 		"GET":                     {{RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}},
 		"UPDATE cached":           {{RTT: 1, Verbs: 2}, {RTT: 2, Verbs: 4}},
 		"UPDATE, no hint":         {{RTT: 3, Verbs: 6}, {RTT: 4, Verbs: 9}},
