@@ -4,7 +4,6 @@ GO ?= go
 DOCKER ?= docker
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-BUF = github.com/bufbuild/buf/cmd/buf@v1.75.0
 FUZZTIME ?= 10s
 
 LDFLAGS = -s -w -X main.version=$(VERSION)
@@ -84,10 +83,10 @@ lint: ## gofmt, vet, import directions, staticcheck
 words: ## how long the sentences of the documents are
 	@$(GO) test ./internal/lint -run Medians -v | grep sentences,
 
-# buf compiles as protoc does, and comes by the Go proxy; buf.gen.yaml pins the generators.
+# It compiles as protoc does, and comes by the Go proxy.
 .PHONY: generate
 generate: ## code from the .proto files
-	$(GO) run $(BUF) generate
+	$(GO) run ./internal/generate $$(git ls-files '*.proto')
 
 .PHONY: data-folder
 data-folder: ## data folders of a directory, made with the kvd and kvctl in the folder BIN, for the tests of later versions: BIN=, VERSION=

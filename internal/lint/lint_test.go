@@ -175,6 +175,7 @@ var imports = []row{
 	{"internal/nemesis", "", "it has only tests"},
 	{"internal/verbstest", "", "it has only tests"},
 	{"internal/lint", "", "it only looks"},
+	{"internal/generate", "", "a tool of those who change .proto files: code comes of text"},
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},
 	{"examples/...", "client client/near client/prom", "it has what users have"},
