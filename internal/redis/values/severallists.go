@@ -121,15 +121,16 @@ func (k *Key) rotateList(name []byte, off, end int, e []byte, left bool) error {
 	return nil
 }
 
-// popArgs are those of LMPOP and BLMPOP behind the timeout.
+// popArgs are those of LMPOP, ZMPOP and their like that wait, behind the timeout: from the first of some lists or
+// sorted sets that has something.
 type popArgs struct {
-	names [][]byte // of the lists, in the order in which they are tried
-	left  bool     // the head's end
+	names [][]byte // in the order in which they are tried
+	last  bool     // the list's tail, or the highest scores
 	count int64    // elements at most, from 1
 }
 
-// parseMPop reads what begins with the number of lists.
-func parseMPop(args [][]byte) (a popArgs, err error) {
+// parseMPop reads what begins with the number of keys. ends are the words for the first end and the last one.
+func parseMPop(args [][]byte, ends ...string) (a popArgs, err error) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
 	case !ok || n < 1:
@@ -139,7 +140,7 @@ func parseMPop(args [][]byte) (a popArgs, err error) {
 	}
 	a.names = args[1 : 1+n]
 	p := OptionsOf(args[1+n:])
-	a.left = p.Choice("left", "right") == 0
+	a.last = p.Choice(ends...) == 1
 	for p.More() {
 		if a.count != 0 || !p.Option("count", 1) {
 			p.Wrong()
@@ -153,20 +154,20 @@ func parseMPop(args [][]byte) (a popArgs, err error) {
 // try pops from the first of names that has something.
 func (a popArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 	return firstOf(t, names, client.List, again, func(k *Key, name []byte) error {
-		err := k.popList(name, a.left, a.count, w, func(n int) {
+		err := k.popList(name, !a.last, a.count, w, func(n int) {
 			w.Array(2)
 			w.Bulk(name)
 			w.Array(n)
 		})
 		if err == nil {
-			t.Name(k, onList, endOf(a.left)+"pop")
+			t.Name(k, onList, endOf(!a.last)+"pop")
 		}
 		return err
 	})
 }
 
 func cmdLMPop(t Keys, args [][]byte, w *resp.Writer) error {
-	a, err := parseMPop(args[1:])
+	a, err := parseMPop(args[1:], "left", "right")
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b Block
 }
 
 func parseBLMPop(args [][]byte) (b Blocking, err error) {
-	a, err := parseMPop(args[2:])
+	a, err := parseMPop(args[2:], "left", "right")
 	if err != nil {
 		return b, err
 	}

@@ -32,34 +32,8 @@ func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-// zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
-type zpopArgs struct {
-	names [][]byte
-	top   bool // the highest scores
-	count int64
-}
-
-// parseZMPop reads what begins with the number of sets.
-func parseZMPop(args [][]byte) (a zpopArgs, err error) {
-	n, ok := resp.ParseInt(args[0])
-	switch {
-	case !ok || n < 1:
-		return a, refusal("ERR numkeys should be greater than 0")
-	case n >= int64(len(args)-1):
-		return a, ErrSyntax
-	}
-	a.names = args[1 : 1+n]
-	p := OptionsOf(args[1+n:])
-	a.top = p.Choice("min", "max") == 1
-	for p.More() {
-		if a.count != 0 || !p.Option("count", 1) {
-			p.Wrong()
-		}
-		a.count = p.IntFrom(1, "ERR count should be greater than 0")
-	}
-	a.count = max(a.count, 1)
-	return a, p.End()
-}
+// zpopArgs are popArgs for sorted sets.
+type zpopArgs popArgs
 
 // try pops from the first of names that has something, and replies with its name behind a head. In nested replies a
 // member and its score are an array. names are those of the sets whose turn it is; false: none of them has a member,
@@ -69,7 +43,7 @@ func (a zpopArgs) try(t Keys, names [][]byte, again bool, w *resp.Writer, begin 
 	return firstOf(t, names, client.SortedSet, again, func(k *Key, name []byte) error {
 		z, err := k.sortedSet(name)
 		if err == nil {
-			if err = popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested); a.top {
+			if err = popMembers(k, z, a.count, a.last, w, func(n int) { begin(name, n) }, nested); a.last {
 				t.Name(k, onZSet, "zpopmax")
 			} else {
 				t.Name(k, onZSet, "zpopmin")
@@ -89,11 +63,11 @@ func (a zpopArgs) tryNested(t Keys, names [][]byte, again bool, w *resp.Writer) 
 }
 
 func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
-	a, err := parseZMPop(args[1:])
+	a, err := parseMPop(args[1:], "min", "max")
 	if err != nil {
 		return err
 	}
-	found, err := a.tryNested(t, a.names, false, w)
+	found, err := zpopArgs(a).tryNested(t, a.names, false, w)
 	if err == nil && !found {
 		w.NullArray()
 	}
@@ -104,7 +78,7 @@ func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
 // Each takes one member of one set, the first that has some.
 func parseBZPop(top bool) WaitFunc {
 	return func(args [][]byte) (b Blocking, err error) {
-		a := zpopArgs{top: top, count: 1}
+		a := zpopArgs{last: top, count: 1}
 		b.Timeout, err = ParseTimeout(args[len(args)-1])
 		b.Names, b.Line = args[1:len(args)-1], LineOfZSets
 		b.Try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
@@ -119,12 +93,12 @@ func parseBZPop(top bool) WaitFunc {
 
 // parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
 func parseBZMPop(args [][]byte) (b Blocking, err error) {
-	a, err := parseZMPop(args[2:])
+	a, err := parseMPop(args[2:], "min", "max")
 	if err != nil {
 		return b, err
 	}
 	b.Timeout, err = ParseTimeout(args[1])
-	b.Names, b.Line, b.Try = a.names, LineOfZSets, a.tryNested
+	b.Names, b.Line, b.Try = a.names, LineOfZSets, zpopArgs(a).tryNested
 	return b, err
 }
 
