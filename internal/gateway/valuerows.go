@@ -89,14 +89,7 @@ func sortedSetCommands() []*command {
 		keyed("zrandmember", -2, 1, read, "Returns random members."),
 		keyed("zscan", -3, 1, read, "Iterates over members and scores."),
 	}
-	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
-}
-
-func inGroup(group string, list []*command) []*command {
-	for _, c := range list {
-		c.group = group
-	}
-	return list
+	return ofGroup("sorted-set", slices.Concat(list, combiningCommands())...)
 }
 
 // combiningCommands are those on several sorted sets. Sets without scores may take part: their members have the score
@@ -164,7 +157,7 @@ func geoCommands() []*command {
 	radius := onKeys("georadius", -6, 1, 1, 1, "", "Returns or stores the positions around a place.")
 	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", "Returns or stores the positions around a member.")
 	radius.spans, byMember.spans = storeSpans(6), storeSpans(5)
-	return inGroup("geo", []*command{
+	return ofGroup("geo",
 		keyed("geoadd", -5, 1, update, "Adds positions."),
 		keyed("geodist", -4, 1, read, "Returns the distance between two members."),
 		keyed("geohash", -2, 1, read, "Returns the geohashes of members."),
@@ -175,7 +168,7 @@ func geoCommands() []*command {
 		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", "Returns the positions around a member."),
 		onKeys("geosearch", -7, 1, 1, 1, "", "Returns the positions within a circle or a box."),
 		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", "Stores the positions within a circle or a box.")),
-	})
+	)
 }
 
 // bitCommands are on strings, but in a group of their own.

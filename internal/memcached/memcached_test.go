@@ -680,22 +680,46 @@ func numberSet(key, v string) string {
 // writes counts the writes to connections that it accepts.
 type writes struct {
 	net.Listener
-	n atomic.Int64
+	n       atomic.Int64
+	longest atomic.Int64 // bytes
 }
 
 func (l *writes) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
-	return writing{c, &l.n}, err
+	return writing{c, l}, err
 }
 
 type writing struct {
 	net.Conn
-	n *atomic.Int64
+	l *writes
 }
 
 func (c writing) Write(b []byte) (int, error) {
-	c.n.Add(1)
+	c.l.n.Add(1)
+	c.l.longest.Store(max(c.l.longest.Load(), int64(len(b))))
 	return c.Conn.Write(b)
+}
+
+// TestLongAnswerInTurns: a long answer is written in parts, between which others have the processor.
+func TestLongAnswerInTurns(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	_, s := serve(t, memcached.Options{Client: store})
+	l := &writes{Listener: testutil.Listen(t)}
+	go s.Serve(l) //nolint:errcheck // Close ends it
+	value := strings.Repeat("x", 1<<20)
+	if _, err := store.Put(t.Context(), []byte("long"), []byte(value), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p := &peer{c, bufio.NewReader(c)}
+	p.want(t, "VALUE long 0 1048576\r\n"+value+"\r\nEND\r\n", "get long\r\n")
+	if n, longest := l.n.Load(), l.longest.Load(); longest > 72<<10 || n < 1<<20/(72<<10) {
+		t.Errorf("%d writes, of at most %d bytes", n, longest)
+	}
 }
 
 // TestOneWrite: what a get of batchKeys values of 1 KiB finds is sent at once.
