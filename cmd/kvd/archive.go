@@ -70,7 +70,8 @@ func (a *app) archive(ctx context.Context, c *config.Archive) (err error) {
 		return err
 	}
 	defer closing(func() error { return providers.Close(devices) })
-	from, err := openSource(sourceOptions{directory: c.Directory, namespaces: c.Namespaces, provider: c.Provider,
+	from, err := openSource(sourceOptions{directory: c.Directory,
+		namespaces: slices.Compact(slices.Sorted(slices.Values(c.Namespaces))), provider: c.Provider,
 		require: c.Require, devices: devices, tls: creds, identity: c.Identity, log: log})
 	if err != nil {
 		return err
