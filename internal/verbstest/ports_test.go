@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -14,17 +15,28 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// setLink takes the network device of the i-th adapter down, or up.
-func setLink(t *testing.T, i int, to string) {
+// cut separates the i-th adapter from the others, and mend joins it to them again. Neither takes the adapter's own
+// network device down: rxe, which finds no route then, ends the queue pair of the connection manager for good.
+type cut struct{ cut, mend []string }
+
+var (
+	// pulled: the adapter sees that there is no carrier.
+	pulled = cut{[]string{"down"}, []string{"up"}}
+	// silent: the switch forwards nothing, and the adapter does not see it.
+	silent = cut{[]string{"nomaster"}, []string{"master", "br0"}}
+)
+
+func setLink(t *testing.T, i int, to []string) {
 	t.Helper()
 	// Not by PATH: busybox has an ip of its own.
-	if out, err := exec.Command("/bin/ip", "link", "set", fmt.Sprintf("n%d", i), to).CombinedOutput(); err != nil {
-		t.Fatalf("n%d %s: %v: %s", i, to, err, out)
+	cmd := exec.Command("/bin/ip", append([]string{"link", "set", fmt.Sprintf("p%d", i)}, to...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("p%d %v: %v: %s", i, to, err, out)
 	}
 }
 
-// TestTwoPorts takes ports of a memory node and of a client down under load, in turns, and up again. Either has two, so
-// that no operation fails; and all ports come back into use. KVD_PULLS says how often.
+// TestTwoPorts cuts ports of a memory node and of a client off under load, in turns, and joins them again. Either has
+// two, so that no operation fails; and all ports come back into use. KVD_PULLS says how often.
 func TestTwoPorts(t *testing.T) {
 	needs(t, "1")
 	needsVerbs(t, "the test of package client has two ports of tcp")
@@ -34,6 +46,10 @@ func TestTwoPorts(t *testing.T) {
 		if pulls, err = strconv.Atoi(p); err != nil {
 			t.Fatal(err)
 		}
+	}
+	cuts := []cut{pulled, silent}
+	if os.Getenv("KVD_VERBS_CONNECT") == "cm" && os.Getenv("KVD_VERBS_NIC") != "siw" {
+		cuts[0] = silent // without a carrier, too, rxe now and then ends that queue pair
 	}
 	s := newStore(t, 20*time.Second, node{"m1", 0, []string{"--rdma-device", nic(0) + "," + nic(1), "--listen-verbs",
 		host(0) + ":0," + host(1) + ":0"}})
@@ -46,6 +62,9 @@ func TestTwoPorts(t *testing.T) {
 		Devices: []*rdma.Device{openDevice(t, "verbs", 2, nil, nil), openDevice(t, "verbs", 3, nil, nil)}})
 	l := gapload.Start(t, c, 2, 80<<10)
 	defer l.Halt()
+	failed := func() bool {
+		return slices.ContainsFunc(c.Stats().Routes, func(p client.RouteStats) bool { return p.Err != "" })
+	}
 	// Of a lane each connection has another port at both ends.
 	inUse := func() string {
 		used := map[string]int{}
@@ -69,11 +88,12 @@ func TestTwoPorts(t *testing.T) {
 	var back time.Duration
 	for i := range pulls {
 		port := 1 + i%2*2 // n1 is the memory node's, n3 the client's
-		setLink(t, port, "down")
+		setLink(t, port, cuts[i/2%2].cut)
+		testutil.Until(t, fmt.Sprintf("a path by port %d has failed", port), failed)
 		l.Progress(8)
-		setLink(t, port, "up")
+		setLink(t, port, cuts[i/2%2].mend)
 		begin := time.Now()
-		testutil.UntilNone(t, fmt.Sprintf("n%d is in use again", port), inUse)
+		testutil.UntilNone(t, fmt.Sprintf("port %d is in use again", port), inUse)
 		back = max(back, time.Since(begin))
 		l.Progress(60) // a port that fails as soon as it is in use would be left alone for a while
 	}

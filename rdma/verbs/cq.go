@@ -242,6 +242,7 @@ func (c *cq) detachLocked(q *qp) {
 
 // Close fails while QPs are attached.
 func (c *cq) Close() error {
+	c.d.departing.wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead {

@@ -41,6 +41,12 @@ type holdQueue struct {
 	reply    atomicReply
 	// doubts fires while a reply is overdue; nil: no atomic was asked for yet. See doubt.
 	doubts *time.Timer
+
+	// Of iWARP: stalled fires while watched, and finds that no WR below seen was retired since then. See watchProgress.
+	stalled *time.Timer
+	watched bool
+	seen    uint64
+	since   time.Time
 }
 
 func newHoldQueue(q *qp) *holdQueue {
@@ -71,6 +77,9 @@ func (h *holdQueue) free() error {
 	}
 	if h.doubts != nil {
 		h.doubts.Stop()
+	}
+	if h.stalled != nil {
+		h.stalled.Stop()
 	}
 	return h.ms.free()
 }
@@ -135,6 +144,7 @@ func (h *holdQueue) pump() {
 		}
 		if q.d.iwarp() {
 			n = h.confirm(n, first+uint64(n)-1)
+			h.watchProgress()
 		}
 		var done C.int
 		rc := C.kvd_post(q.c, &q.wrs[0], &q.more[0], C.int(n), q.scratch, &done)

@@ -9,7 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
+	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -73,12 +73,12 @@ func (q *qp) drainLocked() {
 	if q.posted == q.retired || !open() {
 		return
 	}
-	if rc := C.kvd_destroy_qp(q.c); rc != 0 {
-		q.d.o.Logger.Error("QP not destroyed", "qp", q.num, "err", syscall.Errno(rc))
+	if err := q.destroyLocked(); err != nil {
+		q.d.o.Logger.Error("QP not destroyed", "qp", q.num, "err", err)
 		return
 	}
-	q.c = nil // nothing touches the buffers any more
-	if !q.broken {
+	// Nothing touches the buffers any more.
+	if !q.broken && q.posted > q.retired {
 		q.complete(q.retired, driver.RetryExcErr)
 	}
 	if q.posted > q.retired {
@@ -98,6 +98,48 @@ func (q *qp) connectionEndedLocked() {
 		q.drainLocked()
 		q.cq.signal()
 	})
+}
+
+// watchProgress sees to it that verbs under way make progress. An adapter of iWARP tells of a path that has failed when
+// TCP gives it up, after minutes, and takes no limit from us.
+func (h *holdQueue) watchProgress() {
+	if h.stalled == nil {
+		h.seen, h.since = h.q.retired, time.Now()
+		h.stalled = time.AfterFunc(h.q.d.o.PeerTimeout/4, h.checkProgress)
+		h.watched = true
+	} else if !h.watched {
+		h.seen, h.since, h.watched = h.q.retired, time.Now(), true
+		h.stalled.Reset(h.q.d.o.PeerTimeout / 4)
+	}
+}
+
+// slowest is how fast a connection is, at least, in bytes a second.
+const slowest = 16 << 20
+
+func (h *holdQueue) checkProgress() {
+	q := h.q
+	q.cq.mu.Lock()
+	defer q.cq.mu.Unlock()
+	if h.watched = q.State() == driver.StateRTS && q.posted > q.retired; !h.watched {
+		return
+	}
+	for q.cq.takeLocked(pollBatch, 0) > 0 { // it may be their owner that is slow
+		q.cq.signal()
+	}
+	if h.seen != q.retired {
+		h.seen, h.since = q.retired, time.Now()
+	}
+	limit := q.d.o.PeerTimeout
+	for at := q.retired; at < q.posted; at++ {
+		limit += time.Duration(h.wrs[at&uint64(len(h.wrs)-1)].Len()) * time.Second / slowest
+	}
+	if time.Since(h.since) > limit {
+		q.d.o.Logger.Debug("no progress of a connection", "device", q.d.info.Name, "qp", q.num, "limit", limit)
+		h.watched = false
+		q.connectionEndedLocked()
+		return
+	}
+	h.stalled.Reset(q.d.o.PeerTimeout / 4)
 }
 
 // isFoul tells whether all in front of the next WR has completed and it is foul. The target must not be asked to refuse

@@ -67,6 +67,7 @@ func (d *device) AllocPD() (driver.PD, error) {
 
 // Dealloc fails while MRs or QPs of p remain.
 func (p *pd) Dealloc() error {
+	p.d.departing.wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.dead {

@@ -75,6 +75,8 @@ type device struct {
 	async     *os.File // wakes watchAsync
 	asyncDone chan struct{}
 
+	departing departing
+
 	mu struct {
 		sync.Mutex
 		closed                          bool
@@ -450,6 +452,7 @@ func waitReadable(f *os.File, take func() bool) {
 
 // Close reports what is still open and leaves it open.
 func (d *device) Close() error {
+	d.departing.wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := &d.mu

@@ -35,9 +35,11 @@ type qp struct {
 	num    uint32
 	id     wrID
 	inline int
-	c      *C.struct_ibv_qp
-	state  atomic.Uint32 // driver.QPState
-	failed atomic.Bool   // it was in error before it was closed
+	c      *C.struct_ibv_qp // nil: destroyed
+	// destroying: destroyLocked is at it, with the lock open, and c must not be used.
+	destroying bool
+	state      atomic.Uint32 // driver.QPState
+	failed     atomic.Bool   // it was in error before it was closed
 
 	// posted WRs are numbered from 0; those below retired have left the queue.
 	ring            []entry // length a power of two, at least depth
@@ -398,7 +400,7 @@ func (q *qp) sent(seq, status, vendor uint32) {
 }
 
 func (q *qp) received(seq, status uint32) {
-	if q.hold != nil && q.hold.byAgent && q.c != nil {
+	if q.hold != nil && q.hold.byAgent && q.c != nil && !q.destroying {
 		q.hold.received(seq, status)
 		if status != C.IBV_WC_SUCCESS && q.d.iwarp() {
 			q.connectionEndedLocked()
@@ -515,18 +517,44 @@ func (q *qp) end() error {
 	c.mu.Lock()
 	clean := q.posted == q.retired && !q.failed.Load()
 	q.state.Store(uint32(driver.StateClosed))
-	var errs []error
-	if q.c != nil { // or drainLocked was here
+	if q.c != nil && !q.destroying { // or drainLocked is here, or was
 		if rc := C.kvd_err(q.c); rc == 0 {
 			q.awaitFlushLocked(func() bool { return true })
 		}
-		if rc := C.kvd_destroy_qp(q.c); rc != 0 {
-			errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
-		}
 	}
+	later := q.failed.Load() && q.posted == q.retired
+	if len(c.soft) > 0 {
+		c.signal()
+	}
+	c.mu.Unlock()
+	var err error
+	if later {
+		q.d.departing.start(func() {
+			if err := q.destroy(); err != nil {
+				q.d.o.Logger.Error("QP not destroyed", "device", q.d.info.Name, "err", err)
+			}
+		})
+	} else {
+		err = q.destroy()
+	}
+	if q.ctl != nil {
+		err = errors.Join(err, q.part(clean))
+	}
+	return err
+}
+
+// destroy ends what is left of a queue pair that is closed. If it had failed, and all that was posted has completed, no
+// buffer is touched any more and nobody waits for this but who closes the device or what the queue pair uses: while a
+// packet of it waits for a neighbour's address, Soft-RoCE needs seconds for it.
+func (q *qp) destroy() error {
+	c := q.cq
+	c.mu.Lock()
+	err := q.destroyLocked()
+	c.mu.Unlock()
 	if q.cmID != nil {
 		q.d.cm.manager.drop(q.cmID)
 	}
+	c.mu.Lock()
 	// A queue pair that is gone touches nothing: whatever the adapter has not
 	// reported was flushed.
 	for q.posted > q.retired {
@@ -542,16 +570,69 @@ func (q *qp) end() error {
 	C.free(unsafe.Pointer(&q.more[0]))
 	C.free(q.scratch)
 	if q.hold != nil {
-		errs = append(errs, q.hold.free())
-	}
-	if q.ctl != nil {
-		if err := q.part(clean); err != nil {
-			errs = append(errs, err)
-		}
+		err = errors.Join(err, q.hold.free())
 	}
 	q.pd.removeQP()
 	q.d.releaseQP()
-	return errors.Join(errs...)
+	return err
+}
+
+// departing are goroutines that destroy queue pairs.
+type departing struct {
+	mu   sync.Mutex
+	n    int
+	none chan struct{} // closed when n is 0 again
+}
+
+func (d *departing) start(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.n == 0 {
+		d.none = make(chan struct{})
+	}
+	d.n++
+	go func() {
+		f()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.n--; d.n == 0 {
+			close(d.none)
+		}
+	}()
+}
+
+// wait returns when there are none.
+func (d *departing) wait() {
+	d.mu.Lock()
+	n, none := d.n, d.none
+	d.mu.Unlock()
+	if n > 0 {
+		<-none
+	}
+}
+
+// destroyLocked destroys the queue pair, with the CQ's lock open: others poll the CQ. If another goroutine is about to,
+// it waits for that.
+func (q *qp) destroyLocked() error {
+	c := q.cq
+	for q.destroying {
+		c.mu.Unlock()
+		time.Sleep(50 * time.Microsecond)
+		c.mu.Lock()
+	}
+	if q.c == nil {
+		return nil
+	}
+	q.destroying = true
+	dying := q.c
+	c.mu.Unlock()
+	rc := C.kvd_destroy_qp(dying)
+	c.mu.Lock()
+	if q.destroying = false; rc != 0 {
+		return fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc))
+	}
+	q.c = nil
+	return nil
 }
 
 // awaitFlushLocked waits, with the CQ's lock open, until the adapter has flushed the queue, for at most drainBudget and

@@ -17,10 +17,10 @@ export KVD_BIN=/share
 KVD_VERBS_KERNEL=$(uname -r | cut -d. -f1-2)
 export KVD_VERBS_KERNEL
 
-# The conformance suite's cases that connections, and iWARP's completions, could break, and the store's that end
-# processes.
+# The conformance suite's cases that connections, and iWARP's completions, could break; and the store's that end
+# processes, and that cut ports off.
 CASES='^(read-and-write-every|chain-takes|write-is-visible|contended-cas|last-byte|unknown-rkey|wrong-lkey|close-|accept-|refusal-|dial-|fence-|closed-|listener-)'
-STORE='^TestFence$/process|^TestRestart$'
+STORE='^TestFence$/process|^TestRestart$|^TestTwoPorts$'
 
 suite() {
 	case $1 in
@@ -33,12 +33,12 @@ suite() {
 		;;
 	cm) set -- cm 1 ./verbs.test -test.run "^TestConformance(CM|Loopback)\$/$CASES" ;;
 	cm-store)
-		export KVD_VERBS_CONNECT=cm
+		export KVD_VERBS_CONNECT=cm KVD_PULLS=2
 		set -- cm-store 1 ./verbstest.test -test.run "$STORE"
 		;;
 	iwarp) set -- iwarp siw ./verbs.test -test.run "^TestConformanceIWARP\$/$CASES" ;;
 	iwarp-store)
-		export KVD_VERBS_NIC=siw
+		export KVD_VERBS_NIC=siw KVD_PULLS=2
 		set -- iwarp-store 1 ./verbstest.test -test.run "$STORE"
 		;;
 	store) set -- store 1 ./verbstest.test ;;
