@@ -338,6 +338,7 @@ type Stats struct {
 	// were not. MirrorBytes is what the images of the present session take.
 	MirrorHits, MirrorStale uint64
 	MirrorBytes             int64
+	Absent                  uint64 // gets and exists that found no key
 	CASLosses               uint64
 	Unknown                 uint64
 	// Memory of the present session, in units of 64 bytes. GrantedUnits were granted to it. FreeUnits are a part of

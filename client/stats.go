@@ -81,14 +81,14 @@ func (c *Client) Stats() Stats {
 
 // laneTotals sums what lanes counted, and the agendas of their sessions.
 type laneTotals struct {
-	ops, rounds                          [index.NumKinds]uint64
-	verbs                                rdma.Counters
-	cacheHits, casLosses, unknown, notes uint64
-	mirrorHits, mirrorStale              uint64
-	pins                                 uint64
-	mended                               uint64
-	memoryWaits, leaked                  uint64
-	went                                 session.Counts
+	ops, rounds                                  [index.NumKinds]uint64
+	verbs                                        rdma.Counters
+	absent, cacheHits, casLosses, unknown, notes uint64
+	mirrorHits, mirrorStale                      uint64
+	pins                                         uint64
+	mended                                       uint64
+	memoryWaits, leaked                          uint64
+	went                                         session.Counts
 }
 
 // wentBy adds what an agenda counted since it had counted before.
@@ -110,6 +110,7 @@ func (t *laneTotals) add(l *engine.Lane) {
 	t.cacheHits += l.Stats.CacheHits
 	t.mirrorHits += l.Stats.MirrorHits
 	t.mirrorStale += l.Stats.MirrorStale
+	t.absent += l.Stats.Absent
 	t.casLosses += l.Stats.CASLosses
 	t.unknown += l.Stats.Unknown
 	t.notes += l.Stats.Notes
@@ -129,6 +130,7 @@ func (t *laneTotals) sum(x *laneTotals) {
 	t.cacheHits += x.cacheHits
 	t.mirrorHits += x.mirrorHits
 	t.mirrorStale += x.mirrorStale
+	t.absent += x.absent
 	t.casLosses += x.casLosses
 	t.unknown += x.unknown
 	t.notes += x.notes
@@ -147,6 +149,6 @@ func (t *laneTotals) into(st *Stats) {
 		t.unknown, t.notes, t.mended
 	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned,
 		t.went.Received, t.went.Refused
-	st.MirrorHits, st.MirrorStale = t.mirrorHits, t.mirrorStale
+	st.Absent, st.MirrorHits, st.MirrorStale = t.absent, t.mirrorHits, t.mirrorStale
 	st.LostUnits, st.MemoryWaits, st.Pins = t.leaked, t.memoryWaits, t.pins
 }

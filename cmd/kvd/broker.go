@@ -106,7 +106,7 @@ func (a *app) broker(ctx context.Context, c *config.Broker) (err error) {
 		return err
 	}
 	web.Serving(stopping(ctx, b.ready), func(context.Context) (httpd.Page, error) {
-		return httpd.Page{Tables: b.tables()}, nil
+		return httpd.Page{Lead: 1, Tables: append([]httpd.Table{b.use.table()}, b.tables()...)}, nil
 	})
 	stop, err := meetPages(web, pageOptions{role: "broker", name: processName(), tls: creds, directory: c.Directory,
 		identities: c.Identity.Mapping()})
@@ -220,6 +220,7 @@ type brokerOptions struct {
 type runningBroker struct {
 	names   []string
 	clients []*client.Client
+	use     *usage         // of clients; nil until all are open
 	broker  *broker.Broker // nil: there is none
 	at      *net.UnixListener
 }
@@ -255,6 +256,7 @@ func openBroker(ctx context.Context, o brokerOptions) (b *runningBroker, err err
 	if b.broker, err = broker.New([]broker.Socket{s}, o.log); err != nil {
 		return b, err
 	}
+	b.use = newUsage(b.names, b.clients)
 	b.broker.Serve()
 	return b, nil
 }
@@ -346,6 +348,7 @@ func (b *runningBroker) close() error {
 	if b.broker != nil {
 		errs = append(errs, b.broker.Close())
 	}
+	b.use.close()
 	for _, c := range b.clients {
 		errs = append(errs, c.Close())
 	}

@@ -20,15 +20,15 @@ import (
 const auditShown = 20
 
 // directoryPage is what the directory's leader knows, for people; if there is none, what
-// this node does.
-func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
+// this node does. used is what the process's clients know of namespaces.
+func directoryPage(d *server.Node, used func() map[string]use) func(context.Context) (httpd.Page, error) {
 	var jobs paces
 	return func(ctx context.Context) (httpd.Page, error) {
 		st, err := d.ClusterStatus(ctx, &dirpb.StatusRequest{})
 		if err != nil {
 			return httpd.Page{}, err
 		}
-		p := clusterPage(st, jobs.left(st, time.Now()))
+		p := clusterPage(st, jobs.left(st, time.Now()), used())
 		if a, err := d.Audit(ctx, &dirpb.AuditRequest{Limit: auditShown}); err == nil { // the leader's alone
 			p.Tables = append(p.Tables, auditTable(a))
 		}
@@ -37,7 +37,7 @@ func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
 }
 
 // clusterPage shows st, and how long each job will take, as far as that is known.
-func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Page {
+func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration, used map[string]use) httpd.Page {
 	line, mend := overview.Summary(st)
 	pictures := []httpd.Picture{namespacesPicture(st), nodesPicture(st), groupsPicture(st), shardsPicture(st)}
 	if len(st.GetJobs()) > 0 {
@@ -46,9 +46,9 @@ func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pag
 	return httpd.Page{
 		Health:   httpd.Health{Well: overview.VerdictOf(st) == overview.Healthy, Text: line, Mend: mend},
 		Pictures: pictures,
-		Tables: []httpd.Table{problemsTable(st), namespacesTable(st), nodesTable(st), membersTable(st), memoryTable(st),
-			groupsTable(st), shardsTable(st), jobsTable(st, left),
-			tenantsTable(st), sessionsTable(st)},
+		Lead:     1,
+		Tables: []httpd.Table{namespacesTable(st, used), problemsTable(st), nodesTable(st), membersTable(st),
+			memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st, left), tenantsTable(st), sessionsTable(st)},
 	}
 }
 
@@ -240,8 +240,7 @@ func tenantsTable(st *dirpb.StatusReply) httpd.Table {
 	for _, n := range st.GetMap().GetNamespaces() {
 		var others []string
 		for _, x := range n.GetAccess() {
-			others = append(others, x.GetWho()+" ("+
-				strings.ToLower(strings.TrimPrefix(x.GetRight().String(), "RIGHT_"))+")")
+			others = append(others, x.GetWho()+" ("+rightText(x.GetRight())+")")
 		}
 		q := n.GetQuota()
 		t.Rows = append(t.Rows, []string{n.GetName(), cmp.Or(n.GetOwner(), "everybody"),

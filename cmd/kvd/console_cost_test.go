@@ -51,7 +51,7 @@ func (c *changing) page(context.Context) (httpd.Page, error) {
 	c.mu.Lock()
 	st := proto.CloneOf(c.st)
 	c.mu.Unlock()
-	return clusterPage(st, c.jobs.left(st, time.Now())), nil
+	return clusterPage(st, c.jobs.left(st, time.Now()), nil), nil
 }
 
 func serveChanging(tb testing.TB) (*changing, *httpd.Server) {

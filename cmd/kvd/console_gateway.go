@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -14,12 +15,12 @@ import (
 
 const (
 	// Bounds of what a gateway's page shows.
-	costsShown, hotKeysShown, hotKeyChars = 20, 20, 64
+	costsShown, slowShown, hotKeysShown, hotKeyChars = 20, 20, 20, 64
 )
 
 // tables are what a gateway shows people.
 func (g *runningGateway) tables() []httpd.Table {
-	all := []httpd.Table{costsTable(g.redis.Costs()), g.evictionsTable()}
+	all := []httpd.Table{costsTable(g.redis.Costs()), slowTable(g.redis.Slowest(slowShown), g.o.settings.HotKeys)}
 	if g.o.settings.HotKeys {
 		all = append(all, hotKeysTable(g.redis.HotKeys()))
 	}
@@ -55,13 +56,18 @@ func costsTable(costs []gateway.CommandCost) httpd.Table {
 	return t
 }
 
-func (g *runningGateway) evictionsTable() httpd.Table {
-	t := httpd.Table{Title: "Evictions", Header: []string{"namespace", "evicted records", "in bytes",
-		"expired records"}}
-	for i, name := range g.names {
-		s := g.clients[i].Stats()
-		t.Rows = append(t.Rows, []string{name, strconv.FormatUint(s.Evicted, 10), size(s.EvictedBytes),
-			strconv.FormatUint(s.Expired, 10)})
+// slowTable has the slowest first. Opened, a row has the arguments, if readers of the page may know keys.
+func slowTable(all []gateway.SlowCommand, keys bool) httpd.Table {
+	t := httpd.Table{Title: "Slow commands", Header: []string{"command", "took", "ended", "client"}}
+	for _, c := range all {
+		row := []string{c.Args[0], c.Took.Round(time.Microsecond).String(), c.At.UTC().Format(time.RFC3339),
+			c.Peer, "name of the connection: " + cmp.Or(c.Name, "-")}
+		if keys {
+			for i, a := range c.Args[1:] {
+				row = append(row, fmt.Sprintf("argument %d: %s", i+1, keyText(a)))
+			}
+		}
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }

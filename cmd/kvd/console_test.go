@@ -125,7 +125,7 @@ func servePage(t *testing.T, st *dirpb.StatusReply) *httpd.Server {
 	t.Cleanup(func() { _ = s.Close() })
 	s.Serving(func() error {
 		return nil
-	}, func(context.Context) (httpd.Page, error) { return clusterPage(st, nil), nil })
+	}, func(context.Context) (httpd.Page, error) { return clusterPage(st, nil, nil), nil })
 	return s
 }
 
@@ -263,9 +263,9 @@ func TestPageInBrowser(t *testing.T) {
 	ready := func() error { return nil }
 	s.Serving(ready, func(context.Context) (httpd.Page, error) {
 		s.Serving(ready, func(context.Context) (httpd.Page, error) {
-			return clusterPage(simulations()["lost"], nil), nil
+			return clusterPage(simulations()["lost"], nil, nil), nil
 		})
-		return clusterPage(simulations()["healthy"], nil), nil
+		return clusterPage(simulations()["healthy"], nil, nil), nil
 	})
 	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) ||
 		!strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "healthy") {
@@ -281,7 +281,7 @@ func TestPageOfNewsInBrowser(t *testing.T) {
 		s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) {
 			st := all[steps[min(asked, len(steps)-1)]]
 			asked++
-			return clusterPage(st, nil), nil
+			return clusterPage(st, nil, nil), nil
 		})
 		page, err := url.Parse("http://" + s.Addr())
 		if err != nil {
@@ -434,6 +434,47 @@ func TestPageSortsInBrowser(t *testing.T) {
 		if got := column(name); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
+	}
+}
+
+// opens is put behind the page, and tells which rows are open before and after clicks on a first cell, and after the
+// table was sorted the other way round.
+const opens = `<script>
+const seen = new MutationObserver(() => {
+  const table = [...document.querySelectorAll("#tables section")].find((s) => s.querySelector("h2").textContent === "Memory nodes");
+  const row = () => [...(table?.querySelectorAll("tbody tr") ?? [])].find((r) => r.querySelector("summary")?.textContent === "m2");
+  if (!row() || !table.querySelector("th button")) return;
+  seen.disconnect();
+  const say = (name) => document.body.setAttribute("data-" + name, [...table.querySelectorAll("details[open]")].map((d) => d.querySelector("summary").textContent + " " + d.querySelector("li").textContent).join("|"));
+  say("before");
+  row().querySelector("summary").click();
+  say("opened");
+  table.querySelector("th button").click(); // m5 is above m1 now
+  say("sorted");
+  row().querySelector("summary").click();
+  say("closed");
+  document.body.setAttribute("data-lead", document.querySelector("#lead h2").textContent + "|" + document.querySelector("#lead tbody summary").textContent);
+});
+seen.observe(document.getElementById("tables"), { childList: true, subtree: true });
+</script>`
+
+// A click on the first cell of a row opens it, and it stays open where it goes. Namespaces come before everything else.
+func TestPageOpensInBrowser(t *testing.T) {
+	s := servePage(t, simulations()["healthy"])
+	page, err := url.Parse("http://" + s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom := browser(t, withScript(t, page, opens).URL, "--dump-dom")
+	const node = "m2 endpoint tcp: 10.0.0.2:7410, atomics by unspecified"
+	for name, want := range map[string]string{"before": "", "opened": node, "sorted": node, "closed": "",
+		"lead": "Namespaces|orders"} {
+		if at := "data-" + name + `="` + want + `"`; !strings.Contains(dom, at) {
+			t.Errorf("the page lacks %s", at)
+		}
+	}
+	if t.Failed() {
+		t.Log(dom[:min(len(dom), 2000)])
 	}
 }
 

@@ -128,7 +128,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	web.Chart(distinctCharts(gatewayCharts(), directoryCharts(), memnodeCharts())...)
 	web.Serving(stopping(ctx, func() error {
 		return errors.Join(directoryReady(d), g.ready(), b.ready())
-	}), withTables(directoryPage(d), func() []httpd.Table { return append(g.tables(), b.tables()...) }))
+	}), withTables(directoryPage(d, g.use.byName), func() []httpd.Table { return append(g.tables(), b.tables()...) }))
 	if len(a.command) > 0 {
 		return a.runCommand(ctx, s.Directory(), b.path())
 	}

@@ -73,7 +73,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		return err
 	}
 	web.Chart(directoryCharts()...)
-	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryPage(n))
+	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryPage(n, (*usage)(nil).byName))
 	stop, err := meetPages(web, pageOptions{role: "directory", name: c.ID, advertise: c.Advertise, tls: creds,
 		directory: []string{cmp.Or(c.Advertise, n.Addr())}, identities: c.Identity.Mapping()})
 	if err != nil {

@@ -138,7 +138,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	g.serve(l)
 	web.Chart(gatewayCharts()...)
 	web.Serving(stopping(ctx, g.ready), func(context.Context) (httpd.Page, error) {
-		return httpd.Page{Tables: g.tables()}, nil
+		return httpd.Page{Lead: 1, Tables: append([]httpd.Table{g.use.table()}, g.tables()...)}, nil
 	})
 	stop, err := meetPages(web, pageOptions{role: "gateway", name: processName(), advertise: c.AdvertisePeers,
 		tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
@@ -273,6 +273,7 @@ type runningGateway struct {
 	o         gatewayOptions
 	names     []string // of the clients' namespaces
 	clients   []*client.Client
+	use       *usage       // nil until all are open
 	peers     *peers.Peers // nil: it is alone
 	dir       *dirclient.Client
 	redis     *gateway.Gateway
@@ -352,6 +353,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		Answered:      o.otlp.answered("memcached", mcName),
 		Logger:        o.log,
 	})
+	g.use = newUsage(g.names, g.clients)
 	return g, err
 }
 
@@ -583,6 +585,7 @@ func (g *runningGateway) close() error {
 		errs = append(errs, g.memcached.Close())
 	}
 	g.wg.Wait()
+	g.use.close()
 	for _, c := range g.clients {
 		errs = append(errs, c.Close())
 	}

@@ -210,7 +210,8 @@ func TestGateway(t *testing.T) {
 	wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
 		`kvd_client_operations_total{namespace="sessions",op="put"} 1`, `kvd_gateway_commands_total{command="set",result="ok"} 2`, `role="gateway"`)
 	redis(t, "tcp", p.kv["redis"], nil, append([]string{"AUTH secret"}, slices.Repeat([]string{"GET k"}, 3000)...)...)
-	wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>get</td><td>30", "Evictions", "<td>cache</td><td>k</td><td>")
+	wantPage(t, p.kv["http"], "/", http.StatusOK,
+		"<td>get</td><td>30", "evicted records", "Slow commands", "<td>cache</td><td>k</td><td>")
 	wantPage(t, p.kv["http"], "/debug/pprof/cmdline", http.StatusNotFound)
 
 	second := spawn(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+

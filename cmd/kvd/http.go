@@ -107,8 +107,8 @@ func nodesTable(st *dirpb.StatusReply) httpd.Table {
 		for _, e := range n.GetEndpoints() {
 			at += e.GetProvider() + " " + e.GetAddr() + " "
 		}
-		t.Rows = append(t.Rows, []string{n.GetName(), nodeState(n), size(n.GetCapacityBytes()), size(n.GetUsedBytes()),
-			n.GetDomain(), at})
+		t.Rows = append(t.Rows, append([]string{n.GetName(), nodeState(n), size(n.GetCapacityBytes()),
+			size(n.GetUsedBytes()), n.GetDomain(), at}, nodeDetails(st, n)...))
 	}
 	return t
 }
@@ -119,23 +119,6 @@ func nodeState(n *dirpb.Node) string {
 		return "draining"
 	}
 	return state
-}
-
-func namespacesTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving",
-		"placement groups", "active", "lost", "copies missing", "sessions", "heap", "granted"}}
-	for _, ns := range overview.Namespaces(st) {
-		name := ns.Name
-		if ns.Deleting {
-			name += " (being deleted)"
-		}
-		t.Rows = append(t.Rows, []string{name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards),
-			strconv.Itoa(ns.Moving),
-			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]),
-			strconv.Itoa(ns.Losses), strconv.Itoa(ns.Missing), strconv.Itoa(ns.Live), size(ns.HeapBytes),
-			size(ns.GrantedBytes)})
-	}
-	return t
 }
 
 // memoryTable has a row for each placement group, and one for all of a namespace. A figure that only the

@@ -65,7 +65,7 @@ func TestNamespacesTable(t *testing.T) {
 	st := &dirpb.StatusReply{
 		Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default"}, {Id: 2, Name: "old", Deleting: true}}}}
 	var got []string
-	for _, r := range namespacesTable(st).Rows {
+	for _, r := range namespacesTable(st, nil).Rows {
 		got = append(got, r[0])
 	}
 	if want := []string{"default", "old (being deleted)"}; !reflect.DeepEqual(got, want) {

@@ -304,8 +304,8 @@ func TestDev(t *testing.T) {
 				t.Errorf("ready line holds %v", p.kv)
 			}
 			wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
-			wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>m2</td><td>up</td>",
-				"<td>cache</td><td>cache</td><td>1</td>", "<td>default</td><td>store</td><td>2</td>")
+			wantPage(t, p.kv["http"], "/", http.StatusOK, "<summary>m2</summary>",
+				"<summary>cache</summary>", "<td>store</td><td>2</td>")
 			wantPage(t, p.kv["http"], "/metrics", http.StatusOK,
 				`kvd_client_operations_total{namespace="cache",op="put"} 1`,
 				`kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_registered{node="m2"} 1`, "kvd_directory_leader 1",

@@ -92,6 +92,7 @@ type LaneStats struct {
 	CacheHits   uint64
 	MirrorHits  uint64 // keys found where an image of their group had them
 	MirrorStale uint64 // keys not found there
+	Absent      uint64 // Gets and Exists that found no key
 	CASLosses   uint64
 	Unknown     uint64
 	Leaked      uint64        // units left to recall

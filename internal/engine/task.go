@@ -411,8 +411,12 @@ func (l *Lane) end(t *Task, _ index.Action) {
 	l.Stats.Ops[k]++
 	l.Stats.Rounds[k] += uint64(t.Op.Rounds)
 	l.Stats.Mended += uint64(t.Op.Mended)
-	if t.Op.Err != nil && errors.Is(t.Op.Err, index.ErrUnknown) {
+	switch err := t.Op.Err; {
+	case err == nil:
+	case errors.Is(err, index.ErrUnknown):
 		l.Stats.Unknown++
+	case (k == index.Get || k == index.Exists) && errors.Is(err, index.ErrNotFound):
+		l.Stats.Absent++
 	}
 	l.deactivate(t)
 	if t.Done != nil {

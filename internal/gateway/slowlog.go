@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -145,6 +146,25 @@ func (l *slowLog) newest(n int64) []*slowEntry {
 	all = slices.Clone(all)
 	slices.Reverse(all)
 	return all
+}
+
+// SlowCommand is an entry of the slow log.
+type SlowCommand struct {
+	At         time.Time // when it was over
+	Took       time.Duration
+	Args       []string // the command and its arguments, cut as in SLOWLOG GET, without secrets
+	Peer, Name string   // of its connection: its address, and the name it gave itself
+}
+
+// Slowest are the n entries of the slow log that took longest, the slowest first. It may be called concurrently.
+func (g *Gateway) Slowest(n int) []SlowCommand {
+	all := g.slow.newest(-1)
+	slices.SortStableFunc(all, func(a, b *slowEntry) int { return cmp.Compare(b.took, a.took) })
+	var out []SlowCommand
+	for _, e := range all[:min(n, len(all))] {
+		out = append(out, SlowCommand{e.at, e.took, e.args, e.peer, e.name})
+	}
+	return out
 }
 
 // size is how many entries there are, and what they take.

@@ -30,6 +30,8 @@ type Page struct {
 	Health   Health    `json:"health"`
 	Pictures []Picture `json:"pictures"`
 	Tables   []Table   `json:"tables"`
+	// Lead is how many of the tables come before charts and pictures. It stays as it is.
+	Lead int `json:"lead"`
 	// Links lead to the pages of other processes. The Server fills them in; see [Server.Linked].
 	Links []Link `json:"-"`
 }
@@ -41,7 +43,7 @@ type Health struct {
 	Mend string `json:"mend,omitempty"` // what mends it: a command, if there is one
 }
 
-// Table is a part of the page.
+// Table is a part of the page. Cells of a row beyond those of the header are shown when somebody opens it.
 type Table struct {
 	Title  string     `json:"title"`
 	Header []string   `json:"header"`
@@ -135,7 +137,7 @@ func (s *Server) shown(ctx context.Context, st *state) Page {
 // bound copies p within the bounds.
 func bound(p Page) Page {
 	out := Page{Health: Health{p.Health.Well, clean(p.Health.Text), clean(p.Health.Mend)}, Pictures: []Picture{},
-		Tables: []Table{}, Links: p.Links[:min(len(p.Links), maxLinks)]}
+		Tables: []Table{}, Lead: min(max(p.Lead, 0), len(p.Tables)), Links: p.Links[:min(len(p.Links), maxLinks)]}
 	room := maxText
 	for _, t := range p.Tables {
 		b := Table{Title: clean(t.Title), Header: cleanAll(t.Header), Rows: [][]string{}}
@@ -267,15 +269,6 @@ func (s *Server) page(w http.ResponseWriter, r *http.Request) {
 	p := s.shown(r.Context(), s.state.Load())
 	var b bytes.Buffer
 	text := func(s string) { b.WriteString(html.EscapeString(s)) }
-	cells := func(open, end string, row []string) {
-		b.WriteString("<tr>")
-		for _, c := range row {
-			b.WriteString(open)
-			text(c)
-			b.WriteString(end)
-		}
-		b.WriteString("</tr>\n")
-	}
 	b.WriteString(pageHead)
 	text(s.o.Role)
 	b.WriteString(pageStyle)
@@ -299,28 +292,63 @@ func (s *Server) page(w http.ResponseWriter, r *http.Request) {
 		text(l.Role + " " + l.Name)
 		b.WriteString("</a></li>\n")
 	}
-	b.WriteString(pageMain)
+	b.WriteString(pageLead)
 	for i, t := range p.Tables {
-		fmt.Fprintf(&b, `<section><h2 id="t%d">`, i)
-		text(t.Title)
-		fmt.Fprintf(&b, "</h2>\n"+`<div class="scroll" role="region" aria-labelledby="t%d" tabindex="0"><table><thead>`, i)
-		cells(`<th scope="col">`, "</th>", t.Header)
-		b.WriteString("</thead><tbody>")
-		if len(t.Rows) == 0 {
-			cells("<td>", "</td>", []string{"none"})
+		if i == p.Lead {
+			b.WriteString(pageMain)
 		}
-		for _, row := range t.Rows {
-			cells("<td>", "</td>", row)
-		}
-		b.WriteString("</tbody></table></div>\n")
-		if t.More > 0 {
-			fmt.Fprintf(&b, "<p class=\"more\">and %d more</p>\n", t.More)
-		}
-		b.WriteString("</section>\n")
+		writeTable(&b, i, &t)
+	}
+	if len(p.Tables) == p.Lead {
+		b.WriteString(pageMain)
 	}
 	b.WriteString("</div></main>\n</html>\n")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_, _ = w.Write(b.Bytes()) // the reader has gone
+}
+
+func writeTable(b *bytes.Buffer, i int, t *Table) {
+	text := func(s string) { b.WriteString(html.EscapeString(s)) }
+	fmt.Fprintf(b, `<section><h2 id="t%d">`, i)
+	text(t.Title)
+	fmt.Fprintf(b, "</h2>\n"+`<div class="scroll" role="region" aria-labelledby="t%d" tabindex="0"><table><thead><tr>`, i)
+	for _, c := range t.Header {
+		b.WriteString(`<th scope="col">`)
+		text(c)
+		b.WriteString("</th>")
+	}
+	b.WriteString("</tr>\n</thead><tbody>")
+	rows := t.Rows
+	if len(rows) == 0 {
+		rows = [][]string{{"none"}}
+	}
+	for _, row := range rows {
+		b.WriteString("<tr>")
+		shown := min(len(row), max(len(t.Header), 1))
+		for j, c := range row[:shown] {
+			b.WriteString("<td>")
+			if more := row[shown:]; j == 0 && len(more) > 0 {
+				b.WriteString("<details><summary>")
+				text(c)
+				b.WriteString("</summary><ul>")
+				for _, m := range more {
+					b.WriteString("<li>")
+					text(m)
+					b.WriteString("</li>")
+				}
+				b.WriteString("</ul></details>")
+			} else {
+				text(c)
+			}
+			b.WriteString("</td>")
+		}
+		b.WriteString("</tr>\n")
+	}
+	b.WriteString("</tbody></table></div>\n")
+	if t.More > 0 {
+		fmt.Fprintf(b, "<p class=\"more\">and %d more</p>\n", t.More)
+	}
+	b.WriteString("</section>\n")
 }
 
 // The page, around what changes.
@@ -339,8 +367,10 @@ const (
 <nav aria-label="endpoints"><a href="/metrics">metrics</a> <a href="/state.json">state.json</a> <a href="/healthz">healthz</a> <a href="/readyz">readyz</a> <a href="/debug/pprof/">pprof</a></nav>
 <nav aria-label="other processes"><ul id="links">
 `
-	pageMain = `</ul></nav>
+	pageLead = `</ul></nav>
 </header>
-<main><div id="charts"></div><div id="pictures"></div><div id="tables">
+<main><div id="lead">
+`
+	pageMain = `</div><div id="charts"></div><div id="pictures"></div><div id="tables">
 `
 )

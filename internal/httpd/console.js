@@ -151,12 +151,37 @@ function chart(c, i) {
 
 const none = ["none"]; // the row of a table without any
 
-// setRow has the row at a place of the list show cells, and leaves alone those that are as they were: what somebody reads or has
-// marked stays.
-function setRow(list, i, cells, tag, attrs) {
-  const tr = part(list, i, () => html("tr"));
-  cut(tr, cells.length);
-  cells.forEach((c, j) => setText(part(tr, j, () => html(tag, attrs)), c));
+const opened = new Set(); // rows that somebody has opened, by table and first cell
+
+// setRow has the row at a place of a table's body show cells, and leaves alone those that are as they were: what somebody reads or
+// has marked stays. Cells beyond the header's are shown when the row is open.
+function setRow(body, i, cells, t) {
+  const tr = part(body, i, () => html("tr"));
+  const shown = Math.min(cells.length, Math.max(t.header.length, 1));
+  cut(tr, shown);
+  for (let j = 0; j < shown; j++) {
+    const td = part(tr, j, () => html("td"));
+    if (j === 0) setFirst(td, cells[0], cells.slice(shown), t.title + "\n" + cells[0]);
+    else setText(td, cells[j]);
+  }
+}
+
+function setFirst(td, text, more, key) {
+  let at = td.firstElementChild;
+  if (!more.length) {
+    if (at) at.remove();
+    return setText(td, text);
+  }
+  if (!at) {
+    at = html("details", {}, html("summary"), html("ul"));
+    td.replaceChildren(at);
+  }
+  const [head, list] = at.children;
+  head.onclick = () => at.open ? opened.delete(key) : opened.add(key); // it turns after this
+  setText(head, text);
+  cut(list, more.length);
+  more.forEach((m, k) => setText(part(list, k, () => html("li")), m));
+  if (at.open !== opened.has(key)) at.open = opened.has(key);
 }
 
 // amount is the number that a cell shows, in bytes or seconds if it has such a unit; NaN if it shows none.
@@ -212,7 +237,8 @@ function setHeader(list, i, t) {
 // setTable shows a table of which the rows in changed, by their places, are others than before. The region that has the
 // keyboard's focus stays in place.
 function setTable(i, t, changed) {
-  const at = part(document.getElementById("tables"), i, () => html("section", {}, html("h2", { id: "t" + i }),
+  const lead = known.lead;
+  const at = part(document.getElementById(i < lead ? "lead" : "tables"), i < lead ? i : i - lead, () => html("section", {}, html("h2", { id: "t" + i }),
     html("div", { class: "scroll", role: "region", "aria-labelledby": "t" + i, tabindex: 0 }, html("table", {}, html("thead"), html("tbody")))));
   setText(at.querySelector("h2"), t.title);
   setHeader(at.querySelector("thead"), i, t);
@@ -220,11 +246,11 @@ function setTable(i, t, changed) {
   if (t.rows.length) {
     cut(body, t.rows.length);
     const by = sorted.get(t.title);
-    if (by) order(t.rows, by).forEach((from, to) => setRow(body, to, t.rows[from], "td"));
-    else for (const j of changed) setRow(body, j, t.rows[j], "td");
+    if (by) order(t.rows, by).forEach((from, to) => setRow(body, to, t.rows[from], t));
+    else for (const j of changed) setRow(body, j, t.rows[j], t);
   } else {
     cut(body, 1);
-    setRow(body, 0, none, "td");
+    setRow(body, 0, none, t);
   }
   let more = at.querySelector(".more");
   if (!more) at.append(more = html("p", { class: "more" }));
@@ -237,6 +263,12 @@ function links(all) {
     html("li", {}, html("a", { href: l.href, rel: "noreferrer" }, l.role + " " + l.name)));
 }
 
+// cutTables leaves count tables: those that lead, and others.
+function cutTables(count) {
+  cut(document.getElementById("lead"), Math.min(count, known.lead));
+  cut(document.getElementById("tables"), Math.max(count - known.lead, 0));
+}
+
 let known = null; // what the page shows: the state that the process told of, with all news since
 
 function show(s) {
@@ -246,7 +278,7 @@ function show(s) {
   showHead(s);
   cut(document.getElementById("pictures"), s.pictures.length);
   s.pictures.forEach((p, i) => setPicture(i, p, p.bars.keys()));
-  cut(document.getElementById("tables"), s.tables.length);
+  cutTables(s.tables.length);
   s.tables.forEach((t, i) => setTable(i, t, t.rows.keys()));
 }
 
@@ -267,9 +299,9 @@ function update(n) {
   known.seen = n.seen;
   setText(document.getElementById("version"), `Version ${known.version}, up ${n.up}.`);
   showHead(n);
-  const take = (root, list, news, rows, set) => {
+  const take = (shorten, list, news, rows, set) => {
     list.length = Math.min(list.length, news.count);
-    cut(document.getElementById(root), news.count);
+    shorten(news.count);
     for (const x of news.changed) {
       const at = list[x.at] ??= { [rows]: [] };
       at.title = x.title;
@@ -280,8 +312,8 @@ function update(n) {
       set(x.at, at, x.rows.changed.map((r) => r.at));
     }
   };
-  take("pictures", known.pictures, n.pictures, "bars", setPicture);
-  take("tables", known.tables, n.tables, "rows", setTable);
+  take((count) => cut(document.getElementById("pictures"), count), known.pictures, n.pictures, "bars", setPicture);
+  take(cutTables, known.tables, n.tables, "rows", setTable);
 }
 
 let heard = null; // when the process answered last
