@@ -72,7 +72,7 @@ type NamespaceStats struct {
 	Failures uint64
 	// LeftOut is how many keys the newest snapshot lacks since they are damaged.
 	LeftOut int64
-	due      time.Time
+	due     time.Time
 }
 
 // ServiceStats are what a Service tells of itself.
