@@ -588,7 +588,7 @@ func adapter(t *testing.T, promql string, fired map[string]bool) {
 	w.firesNow("KvdRDMALosses")
 }
 
-// archived: something is in the way of snapshots.
+// archived: a key is damaged, and then something is in the way of snapshots.
 func archived(t *testing.T, promql string, fired map[string]bool) {
 	s := newTried(t, 150)
 	s.directory(1)
@@ -598,6 +598,14 @@ func archived(t *testing.T, promql string, fired map[string]bool) {
 	s.archive(to)
 	w := watch(t, promql, time.Minute, fired, map[string]string{"a1": s.web["a1"]})
 	w.only()
+	value := strings.Repeat("to be spoilt", 100)
+	s.kvctl("", "put", "k", value)
+	s.run["m1"].spoil(value)
+	testutil.Until(t, "a snapshot without the key", func() bool {
+		return strings.Contains(s.get("a1", "/metrics"), "\nkvd_archive_left_out_keys{namespace=\"default\"} 1\n")
+	})
+	w.fires("KvdSnapshotsLeaveOut")
+	s.kvctl("", "put", "k", value)
 	testutil.Until(t, "no folder for snapshots", func() bool {
 		_ = os.RemoveAll(to + "/default") // one may just be written
 		return os.WriteFile(to+"/default", nil, 0o600) == nil

@@ -12,11 +12,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/archive"
+	"github.com/kvd-project/kvd/internal/archive/places"
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-const snapshotHelp = `Keep snapshots of namespaces in a folder, and bring them back. A snapshot has the keys
+const snapshotHelp = `Keep snapshots of namespaces in a folder or a bucket, and bring them back. A snapshot has the keys
 of a namespace with value, expiry, type, flags, note and version. Each was as it is there at some moment
 between begin and end of the snapshot. Others may write meanwhile: a transaction may be in it by half.`
 
@@ -48,24 +49,24 @@ func (a *app) snapshotCommand() *cobra.Command {
 }
 
 func (s *snapshots) fromFlag(c *cobra.Command) *cobra.Command {
-	c.Flags().StringVar(&s.from, "from", "", "where the snapshots are, such as file:///var/backups/kvd")
+	c.Flags().StringVar(&s.from, "from", "", "where the snapshots are: file:///FOLDER or s3://BUCKET/PREFIX")
 	_ = c.MarkFlagRequired("from")
 	return c
 }
 
 func (s *snapshots) toFlag(c *cobra.Command) *cobra.Command {
-	c.Flags().StringVar(&s.to, "to", "", "where the snapshot goes, such as file:///var/backups/kvd")
+	c.Flags().StringVar(&s.to, "to", "", "where the snapshot goes: file:///FOLDER or s3://BUCKET/PREFIX")
 	_ = c.MarkFlagRequired("to")
 	return c
 }
 
 // open calls fn with the destination that a URL names.
 func (s *snapshots) open(url string, create bool, fn func(archive.Destination) error) error {
-	d, end, err := archive.OpenDestination(url, create)
+	d, end, err := places.Open(url, create)
 	if err != nil {
 		return err
 	}
-	defer s.a.closed("folder of snapshots", end)
+	defer s.a.closed("destination of snapshots", end)
 	return fn(d)
 }
 
@@ -155,9 +156,9 @@ func (s *snapshots) createCommand() *cobra.Command {
 	c := s.toFlag(&cobra.Command{
 		Use:   "create {NAMESPACE | --all}",
 		Short: "Write a snapshot of a namespace, or of each",
-		Long: "Read a namespace and write a snapshot of it to a folder, which is made if it is missing. The right\n" +
-			"to read is enough. It is there once all of it is; an interrupted one is none, and prune takes it away.\n" +
-			"Exit status 5 if damaged records were left out.",
+		Long: "Read a namespace and write a snapshot of it. A folder is made if it is missing; a bucket is not. The\n" +
+			"right to read is enough. It is there once all of it is; an interrupted one is none, and prune takes\n" +
+			"it away. Exit status 5 if damaged records were left out.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o := archive.CreateOptions{Now: s.a.now}

@@ -107,7 +107,7 @@ func (e *env) snapshotAnswers(at, id string) {
 	answer(exitUsage, "to", "snapshot", "create", "src")
 	answer(exitUsage, "want --keep-last", "snapshot", "prune", "src", "--from", at)
 	answer(exitOther, "no id", "snapshot", "show", "src", "../"+id, "--from", at)
-	answer(exitOther, "want file:", "snapshot", "list", "--from", "s3://bucket")
+	answer(exitOther, "want file:", "snapshot", "list", "--from", "ftp://me:secret@bucket")
 
 	everything := strings.TrimSuffix(at, "/a") + "/all"
 	answer(exitOK, "cache", "snapshot", "create", "--all", "--to", everything)

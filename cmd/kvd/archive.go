@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/archive"
+	"github.com/kvd-project/kvd/internal/archive/places"
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
@@ -35,7 +36,7 @@ func (a *app) archiveRole() role {
 create does, and takes old ones away. It only reads the store. Several may have one
 destination: one works, and the others wait until it is silent for a minute.`,
 		example: `  kvd archive --to file:///var/backups/kvd --every 15m --keep-last 8 --keep-daily 30
-  kvd archive --to file:///var/backups/kvd --namespaces users,orders`,
+  kvd archive --to s3://backups/kvd --namespaces users,orders`,
 		defaults: func() (config.Settings, func(context.Context) error) {
 			c := config.DefaultArchive()
 			return c, func(ctx context.Context) error { return a.archive(ctx, c) }
@@ -50,7 +51,7 @@ func (a *app) archive(ctx context.Context, c *config.Archive) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	dest, closeDest, err := archive.OpenDestination(c.To, true)
+	dest, closeDest, err := places.Open(c.To, true)
 	if err != nil {
 		return usageError{fmt.Errorf("to: %w", err)}
 	}

@@ -2,14 +2,19 @@ package main
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
 
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/archive"
+	"github.com/kvd-project/kvd/internal/archive/places"
 )
 
 // An archive makes snapshots of all namespaces, prunes, tells of it, and leaves nothing unfinished when it is stopped.
@@ -20,12 +25,21 @@ func TestArchive(t *testing.T) {
 	addr := d.kv["directory"]
 	m := start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB")
 	roundTrip(t, open(t, addr, "shm", nil), "k")
-	to := filepath.Join(t.TempDir(), "snapshots")
-	args := []string{"archive", "--directory=" + addr, "--to=file://" + to, "--every=1s", "--keep-last=1",
-		"--http-listen=127.0.0.1:0"}
-	for range 2 { // the second finds the lock released
-		a := start(t, env, args...)
-		if a.kv["role"] != "archive" || a.kv["to"] != "file://"+to {
+	backend := s3mem.New()
+	if err := backend.CreateBucket("bkt"); err != nil {
+		t.Fatal(err)
+	}
+	s3 := httptest.NewServer(gofakes3.New(backend).Server())
+	defer s3.Close()
+	for key, value := range map[string]string{"ENDPOINT_URL": s3.URL, "ACCESS_KEY_ID": "me",
+		"SECRET_ACCESS_KEY": "secret"} {
+		t.Setenv("AWS_"+key, value)
+	}
+	folder := "file://" + filepath.Join(t.TempDir(), "snapshots")
+	for _, to := range []string{folder, folder, "s3://bkt/x"} { // the second finds the lock released
+		a := start(t, env, "archive", "--directory="+addr, "--to="+to, "--every=1s", "--keep-last=1",
+			"--http-listen=127.0.0.1:0")
+		if a.kv["role"] != "archive" || a.kv["to"] != to {
 			t.Errorf("ready line holds %v", a.kv)
 		}
 		wantMetric(t, a.kv["http"], `kvd_archive_last_success_timestamp_seconds{namespace="default"} 1`)
@@ -35,8 +49,25 @@ func TestArchive(t *testing.T) {
 		if code := a.stop(syscall.SIGTERM); code != 0 {
 			t.Errorf("exit status %d, want 0", code)
 		}
+		wantSnapshots(t, to)
 	}
-	dest, end, err := archive.OpenDestination("file://"+to, false)
+	for i, bad := range [][]string{{"archive", "--to=ftp://x"}, {"archive"}} {
+		p := spawn(t, env, append(bad, "--directory="+addr)...)
+		if code := p.wait(); code != exitUsage {
+			t.Error(fmt.Sprint(bad, ": exit status ", code, " of number ", i))
+		}
+	}
+	for _, p := range []*process{m, d} {
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+	}
+}
+
+// wantSnapshots wants one or two of the namespace default, all finished, and the newest good.
+func wantSnapshots(t *testing.T, from string) {
+	t.Helper()
+	dest, end, err := places.Open(from, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,17 +87,6 @@ func TestArchive(t *testing.T) {
 	}
 	if err != nil {
 		t.Error(err)
-	}
-	for i, bad := range [][]string{{"archive", "--to=ftp://x"}, {"archive"}} {
-		p := spawn(t, env, append(bad, "--directory="+addr)...)
-		if code := p.wait(); code != exitUsage {
-			t.Error(fmt.Sprint(bad, ": exit status ", code, " of number ", i))
-		}
-	}
-	for _, p := range []*process{m, d} {
-		if code := p.stop(syscall.SIGTERM); code != 0 {
-			t.Errorf("exit status %d, want 0", code)
-		}
 	}
 }
 

@@ -48,7 +48,7 @@ func startDevArchive(ctx context.Context, c *config.Dev, s *devstore.Store, log 
 	if err != nil {
 		return nil, err
 	}
-	d, end, err := archive.OpenDestination((&url.URL{Scheme: "file", Path: dir}).String(), true)
+	d, end, err := archive.OpenFolder(&url.URL{Scheme: "file", Path: dir}, true)
 	if err != nil {
 		return nil, fmt.Errorf("archive: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"maps"
 	"math/rand/v2"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -79,7 +80,7 @@ func (f *memoryFile) Abort() {}
 func (m *memory) String() string { return "memory:" }
 
 func (m *memory) Create(_ context.Context, name string) (File, error) {
-	return &memoryFile{m: m, name: name}, m.call(func() error { return checkFileName(name) })
+	return &memoryFile{m: m, name: name}, m.call(func() error { return CheckFileName(name) })
 }
 
 func (m *memory) PutIfAbsent(_ context.Context, name string, b []byte) error {
@@ -88,7 +89,7 @@ func (m *memory) PutIfAbsent(_ context.Context, name string, b []byte) error {
 			return fs.ErrExist
 		}
 		m.files[name] = bytes.Clone(b)
-		return checkFileName(name)
+		return CheckFileName(name)
 	})
 }
 
@@ -209,8 +210,7 @@ func same(a, b []Record) bool {
 
 // All records come back, from memory and from a folder, with values longer than a block.
 func TestRoundTrip(t *testing.T) {
-	dir := "file://" + t.TempDir() + "/a"
-	d, end, err := OpenDestination(dir, true)
+	d, end, err := OpenFolder(&url.URL{Scheme: "file", Path: t.TempDir() + "/a"}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,17 +17,12 @@ import (
 	"syscall"
 )
 
-// OpenDestination opens where a URL says, such as file:///var/backups/kvd. create makes the folder if it is not there.
-// It is closed by the function returned.
-func OpenDestination(u string, create bool) (Destination, func() error, error) {
-	x, err := url.Parse(u)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case x.Scheme != "file":
-		return nil, nil, fmt.Errorf("%q: want file:///FOLDER", u)
-	case x.Host != "" && x.Host != "localhost", !path.IsAbs(x.Path), x.RawQuery != "" || x.Fragment != "":
-		return nil, nil, fmt.Errorf("%q: want file:// and an absolute path, such as file:///var/backups/kvd", u)
+// OpenFolder opens the folder of a URL such as file:///var/backups/kvd. create makes it if it is not there. The
+// function returned closes it.
+func OpenFolder(x *url.URL, create bool) (Destination, func() error, error) {
+	if x.Scheme != "file" || x.User != nil || x.Host != "" && x.Host != "localhost" || !path.IsAbs(x.Path) ||
+		x.RawQuery != "" || x.Fragment != "" {
+		return nil, nil, errors.New("want file:// and an absolute path, such as file:///var/backups/kvd")
 	}
 	dir := filepath.FromSlash(x.Path)
 	if create {
@@ -49,8 +44,8 @@ var _ Destination = (*folder)(nil)
 
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// checkFileName refuses what a Destination does not hold.
-func checkFileName(name string) error {
+// CheckFileName refuses what a Destination does not hold.
+func CheckFileName(name string) error {
 	for part := range strings.SplitSeq(name, "/") {
 		if !nameForm.MatchString(part) || part == "." || part == ".." {
 			return fmt.Errorf("%.80q is no name of a file of an archive", name)
@@ -65,7 +60,7 @@ func (d *folder) String() string { return (&url.URL{Scheme: "file", Path: d.root
 const temporary = ".new-"
 
 func (d *folder) Create(_ context.Context, name string) (File, error) {
-	if err := checkFileName(name); err != nil {
+	if err := CheckFileName(name); err != nil {
 		return nil, err
 	}
 	dir := path.Dir(name)
@@ -139,7 +134,7 @@ func (d *folder) PutIfAbsent(ctx context.Context, name string, b []byte) error {
 }
 
 func (d *folder) Read(_ context.Context, name string) (io.ReadCloser, error) {
-	if err := checkFileName(name); err != nil {
+	if err := CheckFileName(name); err != nil {
 		return nil, err
 	}
 	// Not to hang on a pipe.
@@ -158,7 +153,7 @@ func (d *folder) Read(_ context.Context, name string) (io.ReadCloser, error) {
 }
 
 func (d *folder) Delete(_ context.Context, name string) error {
-	if err := checkFileName(name); err != nil {
+	if err := CheckFileName(name); err != nil {
 		return err
 	}
 	if err := d.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -174,7 +169,7 @@ func (d *folder) List(_ context.Context, prefix string) ([]Info, error) {
 	at := "."
 	if prefix != "" {
 		at = strings.TrimSuffix(prefix, "/")
-		if err := checkFileName(at); err != nil {
+		if err := CheckFileName(at); err != nil {
 			return nil, err
 		}
 	}
@@ -192,7 +187,7 @@ func (d *folder) List(_ context.Context, prefix string) ([]Info, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		if err == nil && checkFileName(name) == nil {
+		if err == nil && CheckFileName(name) == nil {
 			all = append(all, Info{name, st.Size(), st.ModTime()})
 		}
 		return err

@@ -77,7 +77,7 @@ func FuzzManifest(f *testing.F) {
 			return
 		}
 		for _, s := range m.Segments {
-			if checkFileName(s.Name) != nil || s.Bytes > longestSegment {
+			if CheckFileName(s.Name) != nil || s.Bytes > longestSegment {
 				t.Errorf("%+v", s)
 			}
 		}

@@ -128,6 +128,9 @@ func (l *lock) acquire(ctx context.Context, waiting func(holder string)) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // there is a newer one by now
 		}
+		if bad := (*CorruptError)(nil); errors.As(err, &bad) { // whoever made it has as long as this one would
+			b, err = beat{Holder: "unknown: " + bad.Error(), Millis: l.every.Milliseconds()}, nil
+		}
 		if err != nil {
 			return err
 		}

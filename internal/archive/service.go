@@ -70,7 +70,9 @@ type NamespaceStats struct {
 	// Success is when the newest snapshot was done, or begun if another Service made it; zero: there is none.
 	Success  time.Time
 	Failures uint64
-	due      time.Time
+	// LeftOut is how many keys the newest snapshot lacks since they are damaged.
+	LeftOut int64
+	due     time.Time
 }
 
 // ServiceStats are what a Service tells of itself.
@@ -275,7 +277,7 @@ func (s *Service) once(ctx context.Context, name string, n *NamespaceStats) (err
 	}
 	s.o.Logger.Info("a snapshot is there", "namespace", name, "id", made.ID, "keys", made.Keys, "bytes", made.Bytes,
 		"took", made.T1.Sub(made.T0))
-	n.Since, n.Success = made.T0, made.T1
+	n.Since, n.Success, n.LeftOut = made.T0, made.T1, made.LeftOut
 	if s.o.Keep == (Keep{}) {
 		return nil
 	}

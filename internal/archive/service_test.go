@@ -128,6 +128,26 @@ func TestLockFails(t *testing.T) {
 	}
 }
 
+// TestLockIsDamaged: a newest file that says nothing is taken over after three beats, like a dead holder's.
+func TestLockIsDamaged(t *testing.T) {
+	const every = 20 * time.Millisecond
+	for _, bad := range []string{"", "{", strings.Repeat("x", maxLockFile+1)} {
+		d := newMemory()
+		if err := d.PutIfAbsent(t.Context(), beatName(7), []byte(bad)); err != nil {
+			t.Fatal(err)
+		}
+		began, waited := time.Now(), ""
+		l := &lock{d: d, holder: "a", every: every}
+		err := l.acquire(t.Context(), func(holder string) { waited = holder })
+		if err != nil || l.n != 8 || !strings.Contains(waited, beatName(7)) {
+			t.Fatalf("%.10q: number %d, waited for %q: %v", bad, l.n, waited, err)
+		}
+		if took := time.Since(began); took < missedBeats*every {
+			t.Errorf("%.10q: taken over after %v", bad, took)
+		}
+	}
+}
+
 // oneSource is a store of one namespace, src.
 type oneSource struct {
 	s     session

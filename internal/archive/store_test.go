@@ -18,7 +18,6 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
-	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
@@ -32,10 +31,16 @@ type session struct {
 // sessions starts a store and opens a session in each of its namespaces: src, of one copy, and dst, of two.
 func sessions(t *testing.T) (src, dst session) {
 	t.Helper()
-	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, Nodes: 2,
-		CapacityBytes: 512 << 20, Namespaces: []devstore.Namespace{
-			{Name: "src", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, BytesPerNode: 96 << 20, Replicas: 1},
-			{Name: "dst", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, BytesPerNode: 96 << 20, Replicas: 2}}})
+	all := sessionsOf(t, 2, 512<<20, devstore.Namespace{Name: "src", BytesPerNode: 96 << 20, Replicas: 1},
+		devstore.Namespace{Name: "dst", BytesPerNode: 96 << 20, Replicas: 2})
+	return all[0], all[1]
+}
+
+// sessionsOf is sessions with so many memory nodes, of capacity bytes each, and with the namespaces given.
+func sessionsOf(t *testing.T, nodes int, capacity int64, namespaces ...devstore.Namespace) (all []session) {
+	t.Helper()
+	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, Nodes: nodes,
+		CapacityBytes: capacity, Namespaces: namespaces})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,16 +49,16 @@ func sessions(t *testing.T) (src, dst session) {
 			t.Error(err)
 		}
 	})
-	open := func(name string) session {
+	for _, n := range namespaces {
 		c, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Devices: s.Devices(),
-			Namespace: name})
+			Namespace: n.Name})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		return session{c, inside.Of(c)}
+		all = append(all, session{c, inside.Of(c)})
 	}
-	return open("src"), open("dst")
+	return all
 }
 
 func do(t *testing.T, s session, ops ...client.Op) {

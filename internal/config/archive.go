@@ -8,7 +8,7 @@ type Archive struct {
 	Namespaces []string `mapstructure:"namespaces" usage:"namespaces to make snapshots of; empty: all that there are"`
 
 	// Where snapshots go, how often, and which stay.
-	To         string        `mapstructure:"to" usage:"where snapshots go, such as file:///var/backups/kvd. Several archives may share it: one works, and another takes over when that is silent for a minute"`
+	To         string        `mapstructure:"to" usage:"where snapshots go, file:///FOLDER or s3://BUCKET/PREFIX. Several archives may share it: one works, and another takes over when that is silent for a minute"`
 	Every      time.Duration `mapstructure:"every" usage:"time from the begin of a namespace's snapshot to that of its next"`
 	Rate       Size          `mapstructure:"rate" usage:"bytes of values to read a second; 0: no bound"`
 	KeepLast   int           `mapstructure:"keep-last" usage:"how many of the newest snapshots of a namespace stay. Without any of the three, all do"`
@@ -46,7 +46,7 @@ func (a *Archive) Validate() error {
 	var c checker
 	clear := a.Insecure || a.TLS != (TLS{})
 	c.directory(a.Directory, clear)
-	c.required("to", a.To, "say where snapshots go, such as file:///var/backups/kvd")
+	c.required("to", a.To, "say where snapshots go, file:///FOLDER or s3://BUCKET/PREFIX")
 	c.least("every", a.Every, time.Second)
 	if a.Rate > maxArchiveRate {
 		c.bad("rate", a.Rate, "want at most %v", maxArchiveRate)

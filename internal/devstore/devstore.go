@@ -86,6 +86,8 @@ type Namespace struct {
 	Replicas int
 	// BytesPerNode is what each memory node lends to it; 0: half of what is free then.
 	BytesPerNode int64
+	// Shards is how many it begins with, a power of two; 0: chosen.
+	Shards int
 }
 
 func (o *Options) ensureDefaults() {
@@ -241,6 +243,7 @@ func (s *Store) create(ctx context.Context, n Namespace) error {
 	err := s.dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
 		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{
 			Name: n.Name, Mode: n.Mode, Replicas: uint32(n.Replicas), BytesPerNode: uint64(n.BytesPerNode),
+			Shards: uint32(n.Shards),
 		})
 		return err
 	})

@@ -154,6 +154,8 @@ var imports = []row{
 	{"internal/patient", "client", "it goes through a store as any user of the library could"},
 	{"internal/archive", "client internal/dirpb internal/inside internal/layout internal/patient",
 		"an archive is a client with a folder: it is handed sessions, and told which namespace there is"},
+	{"internal/archive/s3", "internal/archive", "objects are files, whatever is in them"},
+	{"internal/archive/places", "internal/archive internal/archive/s3", "it opens what a URL names, and reads nothing"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
 		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +
@@ -195,6 +197,8 @@ var only = []row{
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
 	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of " +
 		"its own"},
+	{"github.com/minio/minio-go", "internal/archive/s3", "one package knows how buckets fail"},
+	{module + "/internal/archive/places", "cmd/...", "libraries are handed an open destination"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
 	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
 	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway " +
@@ -224,7 +228,8 @@ var only = []row{
 // along.
 var never = []row{
 	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 " +
-		"github.com/prometheus go.opentelemetry.io " + module + "/server " + module + "/memnode",
+		"github.com/prometheus go.opentelemetry.io github.com/minio/minio-go " + module + "/server " +
+		module + "/memnode",
 		"every service that links the client would carry it"},
 	{"cmd/kvd", "go.opentelemetry.io", "it would not fit into the size that kvd may have; the tag otel brings it"},
 	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},

@@ -18,6 +18,8 @@ var (
 		"lost with the store. Only the archive that works tells it.", "namespace")
 	archiveSuccess = archiveFamily.desc("last_success_timestamp_seconds",
 		"When the newest snapshot was done, in seconds since 1970.", "namespace")
+	archiveLeftOut = archiveFamily.desc("left_out_keys", "Keys, or places with keys, that the newest snapshot by this "+
+		"archive lacks since they are damaged.", "namespace")
 	archiveFailures = archiveFamily.desc("failures_total",
 		"Failures: of a namespace, or with an empty namespace of the lock or the directory.", "namespace")
 )
@@ -38,6 +40,7 @@ func (a archives) Collect(ch chan<- prometheus.Metric) {
 	out.count(archiveFailures, float64(st.Failures), "")
 	for name, n := range st.Namespaces {
 		out.gauge(archiveRPO, max(time.Since(n.Since), 0).Seconds(), name)
+		out.gauge(archiveLeftOut, float64(n.LeftOut), name)
 		if !n.Success.IsZero() {
 			out.gauge(archiveSuccess, float64(n.Success.UnixMilli())/1e3, name)
 		}
