@@ -48,7 +48,8 @@ func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration, used map[
 		Pictures: pictures,
 		Lead:     1,
 		Tables: []httpd.Table{namespacesTable(st, used), problemsTable(st), nodesTable(st), membersTable(st),
-			memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st, left), tenantsTable(st), sessionsTable(st)},
+			memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st, left), tenantsTable(st),
+			sessionsTable(st)},
 	}
 }
 
