@@ -139,9 +139,10 @@ var imports = []row{
 	{"internal/number", "", "it reads text"},
 	{"internal/gateway", "client internal/hotkeys internal/inside internal/loop internal/luascript internal/netsrv " +
 		"internal/number internal/ordered internal/peers internal/poll internal/redis/acl internal/redis/args " +
-		"internal/redis/collection internal/redis/glob internal/redis/rdb internal/redis/resp internal/redis/values " +
-		"internal/units",
+		"internal/redis/collection internal/redis/glob internal/redis/rdb internal/redis/resp internal/redis/spec " +
+		"internal/redis/values internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/redis/spec", "", "descriptions are data"},
 	{"internal/redis/args", "internal/redis/resp", "arguments are text, whatever key and connection they are about"},
 	{"internal/redis/values", "client internal/number internal/ordered internal/redis/args internal/redis/collection " +
 		"internal/redis/geo internal/redis/glob internal/redis/rdb internal/redis/resp internal/units",
