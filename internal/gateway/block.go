@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -34,16 +35,15 @@ const (
 	pollBatch, pollLimit = 256, 1 << 10
 )
 
-// blockingOn makes a command that waits. Where nothing may wait, which is in transactions, it is one on several keys.
-func blockingOn(name string, arity, first, last, step int, group, summary string) *command {
-	parse := values.WaitingFor[name]
-	tryOnce := func(t *staged, args [][]byte, w *resp.Writer) error {
-		b, err := parse(args)
+// tryOnce performs a command that waits where nothing may wait, which is in transactions and scripts.
+func tryOnce(cmd *command) stagedFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
+		b, err := cmd.block(args)
 		switch {
 		case err != nil:
 			return err
 		case b.Reads && b.Timeout != values.NoWait && t.scripted:
-			return refusal("ERR " + name + " command is not allowed with BLOCK option from scripts")
+			return refusal("ERR " + cmd.Name + " command is not allowed with BLOCK option from scripts")
 		}
 		switch found, err := b.Try(t, b.Names, false, w); {
 		case err != nil:
@@ -56,9 +56,6 @@ func blockingOn(name string, arity, first, last, step int, group, summary string
 		}
 		return nil
 	}
-	c := writes(onKeys(name, arity, first, last, step, group, summary).by(onStaged(tryOnce)))
-	c.block = parse
-	return c
 }
 
 // waits are the clients of a gateway that wait. Its methods may be called concurrently.
@@ -644,7 +641,7 @@ func (b *batch) announce() {
 		return
 	}
 	for _, u := range b.units {
-		if u.kind == update && u.err == nil && u.k.LeavesCollection() {
+		if u.kind == spec.Update && u.err == nil && u.k.LeavesCollection() {
 			b.c.g.waits.wake(b.c.db, string(u.name))
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -487,7 +488,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		c.last.Store(cmd)
 	}
 	c.endSkip(b)
-	if (c.caching != cachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.name, "client|") { // EXEC may set it
+	if (c.caching != cachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.Name, "client|") { // EXEC may set it
 		defer func() {
 			if !c.tx.queueing { // MULTI passes it on to EXEC
 				c.caching = cachingAsUsual
@@ -516,7 +517,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		b.tick()
 	}
 	switch {
-	case bad != "" || c.tx.queueing && !cmd.noQueue:
+	case bad != "" || c.tx.queueing && !cmd.Is(spec.AtOnce):
 		return c.queue(b, cmd, args, bad)
 	case cmd.key != nil:
 		return b.admit(cmd, args)
@@ -525,7 +526,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		return err
 	}
 	b.tick()
-	if !cmd.swift {
+	if !cmd.Is(spec.Swift) {
 		c.link.Waits()
 	}
 	w := &b.w
@@ -572,8 +573,8 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 // A refused command is answered at once, and makes EXEC fail, as in Redis. Even then the reply
 // waits its turn behind those of the batch.
 func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
-	if bad == "" && cmd.steps {
-		bad = "ERR kvd: '" + cmd.name + "' cannot be done in one step with others, so it is not allowed in a " +
+	if bad == "" && cmd.Is(spec.InSteps) {
+		bad = "ERR kvd: '" + cmd.Name + "' cannot be done in one step with others, so it is not allowed in a " +
 			"transaction"
 	}
 	if bad == "" && !c.tx.push(c, cmd, args) {
@@ -594,7 +595,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 	if err := b.run(); err != nil {
 		return err
 	}
-	if cmd == selectCommand {
+	if cmd.ID == spec.CmdSelect {
 		c.tx.db = c.selected(c.tx.db, args)
 	}
 	start := b.w.Len()
@@ -607,7 +608,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 // first; in particular nobody learns before AUTH more than which commands exist.
 // It performs nothing, and may be asked twice about one command. args has one element at least.
 func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
-	if cmd = c.latest; cmd == nil || !values.Fold(args[0], cmd.name) {
+	if cmd = c.latest; cmd == nil || !values.Fold(args[0], cmd.Name) {
 		cmd = find(args[0])
 		c.latest = cmd
 	}
@@ -624,24 +625,24 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		sub := cmd.subcommand(args[1])
 		if sub == nil {
 			bad = "ERR unknown subcommand '" + values.Clip(args[1], 128) + "'. Try " +
-				strings.ToUpper(cmd.name) + " HELP."
+				strings.ToUpper(cmd.Name) + " HELP."
 			cmd = unknown
 			break
 		}
 		cmd = sub
 	}
-	if bad == "" && (cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity) {
+	if bad == "" && cmd.mistaken(len(args)) {
 		bad = wrongArgs(cmd)
 	}
-	if bad == "" && !cmd.noAuth {
+	if bad == "" && !cmd.Has(spec.FlagNoAuth) {
 		if c.authed || c.admitted() {
 			bad = c.refusal(cmd, args)
 		} else {
 			bad = "NOAUTH Authentication required."
 		}
 	}
-	if bad == "" && c.proto == 2 && c.listens.Load() > 0 && !cmd.listening {
-		bad = "ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET " +
+	if bad == "" && c.proto == 2 && c.listens.Load() > 0 && !cmd.Is(spec.WhileListening) {
+		bad = "ERR Can't execute '" + cmd.Name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET " +
 			"are allowed in this context"
 	}
 	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
@@ -654,7 +655,7 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 type refusal = args.Refusal
 
 func wrongArgs(cmd *command) string {
-	return "ERR wrong number of arguments for '" + cmd.name + "' command"
+	return "ERR wrong number of arguments for '" + cmd.Name + "' command"
 }
 
 // unknownCommand repeats the client's words, as Redis does, but no more than 128 bytes of them:

@@ -7,83 +7,15 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
-
-// eventsText has the events of commands by class, as Redis 7.0 names them. A command that writes and is not here has
-// its own name for an event of class g.
-const eventsText = `
-$ set: set setnx setex psetex getset mset msetnx bitop
-$ append: append
-$ setrange: setrange
-$ incrby: incr decr incrby decrby
-$ incrbyfloat: incrbyfloat
-$ setbit: setbit bitfield
-$ pfadd: pfadd pfmerge
-g del: del unlink getdel
-g expire: expire pexpire expireat pexpireat
-g persist: persist
-g restore: restore
-l lpush: lpush lpushx
-l rpush: rpush rpushx
-l lpop: lpop
-l rpop: rpop
-l linsert: linsert
-l lset: lset
-l ltrim: ltrim
-l lrem: lrem
-l sortstore: sort
-s sadd: sadd
-s srem: srem
-s spop: spop
-s sinterstore: sinterstore
-s sunionstore: sunionstore
-s sdiffstore: sdiffstore
-h hset: hset hsetnx hmset
-h hincrby: hincrby
-h hincrbyfloat: hincrbyfloat
-h hdel: hdel
-z zadd: zadd geoadd
-z zincr: zincrby
-z zrem: zrem
-z zrembyscore: zremrangebyscore
-z zrembyrank: zremrangebyrank
-z zrembylex: zremrangebylex
-z zpopmin: zpopmin
-z zpopmax: zpopmax
-z zinterstore: zinterstore
-z zunionstore: zunionstore
-z zdiffstore: zdiffstore
-z zrangestore: zrangestore
-z geosearchstore: geosearchstore
-z georadiusstore: georadius georadiusbymember
-`
 
 // keyEvent is what a command's change of a key is called.
 type keyEvent struct {
 	class values.EventClass
 	name  string // as in Redis; the last part of the event's channel
-}
-
-// nameEvents fills in the events of the table's commands.
-func nameEvents(all map[string]*command) {
-	for line := range strings.Lines(strings.TrimSpace(eventsText)) {
-		head, names, _ := strings.Cut(line, ":")
-		letter, event, _ := strings.Cut(head, " ")
-		class, _ := values.ParseEvents([]byte(letter))
-		for name := range strings.FieldsSeq(names) {
-			if c := all[name]; c != nil {
-				c.event = keyEvent{class, event}
-			}
-		}
-	}
-	for name, c := range all {
-		if c.write && c.event.class == 0 {
-			c.event = keyEvent{values.OnGeneric, name}
-		}
-	}
 }
 
 // change is what an entry did to its key, for those who want to hear of it.
@@ -110,7 +42,7 @@ func (b *batch) tellOfWrites() {
 	}
 	var keys []written
 	for _, u := range b.units {
-		if u.kind <= read {
+		if u.kind <= spec.Read {
 			if notify&values.OnMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
 				b.eachEntry(u, func(e *entry) {
 					if e.cmd.tellsMiss(e.args) {
@@ -146,20 +78,13 @@ func (b *batch) tellOfWrites() {
 // tellsMiss reports whether there is an event if a command on one key does not find it: it reads, if only to return
 // what it is going to change. Redis looks at keys for OBJECT and MEMORY in silence.
 func (cmd *command) tellsMiss(args [][]byte) bool {
-	has := func(from int, words ...string) bool {
-		return slices.ContainsFunc(args[from:], func(a []byte) bool {
-			return slices.ContainsFunc(words, func(w string) bool { return values.Fold(a, w) })
-		})
+	switch cmd.Finder {
+	case spec.FindSet:
+		return cmd.access(args)&spec.Reads != 0
+	case spec.FindBitfield:
+		return cmd.access(args) == spec.Reads
 	}
-	switch {
-	case cmd.group == "server", strings.HasPrefix(cmd.name, "object|"):
-		return false
-	case cmd.name == "set":
-		return has(3, "get")
-	case cmd.name == "bitfield":
-		return !has(2, "set", "incrby")
-	}
-	return cmd.lookup || strings.HasPrefix(cmd.name, "get")
+	return cmd.Kind.Looks() && !cmd.Is(spec.Silent) || cmd.Is(spec.Misses)
 }
 
 // readKeys appends those of a command's keys that it does nothing to but read, as rules of users have it; PFMERGE reads
@@ -168,12 +93,12 @@ func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
 	first := true
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
-			needs := cmd.needsLater
+			does := cmd.LaterAccess
 			if first {
-				needs = cmd.needs
+				does = cmd.access(args)
 			}
-			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && needs == acl.NeedRead || first &&
-				cmd.name == "pfmerge" {
+			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && does == spec.Reads || first &&
+				cmd.Is(spec.Misses) {
 				dst = append(dst, args[i])
 			}
 			first = false
@@ -194,9 +119,9 @@ func (b *batch) eachEntry(u *unit, f func(e *entry)) {
 // there for a moment.
 func (u *unit) changeOf(e *entry) change {
 	switch u.kind {
-	case put, putIf:
-		return change{changed: u.stored, expires: u.expires, created: u.kind == putIf && u.cond == client.IfAbsent}
-	case remove:
+	case spec.PutValue, spec.PutIf:
+		return change{changed: u.stored, expires: u.expires, created: u.kind == spec.PutIf && u.cond == client.IfAbsent}
+	case spec.Remove:
 		return change{changed: u.stored, deleted: true}
 	}
 	return e.change
@@ -260,7 +185,7 @@ func (t *staged) Name(k *values.Key, class values.EventClass, event string) {
 // command, so that each command's changes can be told from those before it.
 func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end func()) {
 	t.missed = t.missed[:0]
-	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.group == "scripting" { // a script's commands note theirs
+	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.Group == "scripting" { // a script's commands note theirs
 		return func() {}
 	}
 	errors := w.Errors
@@ -315,11 +240,11 @@ func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*
 	}
 	n := 1
 	switch {
-	case cmd.name == "xreadgroup":
+	case cmd.ID == spec.CmdXreadgroup:
 		t.missed = t.missed[:min(1, len(t.missed))] // it has no groups, and the command failed
 	case failed:
 		n = 0 // nobody knows which keys Redis would have come to
-	case cmd.name == "xread":
+	case cmd.ID == spec.CmdXread:
 		n = 2 // Redis looks at their types first
 	}
 	for range n {

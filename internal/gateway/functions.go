@@ -113,69 +113,11 @@ func (s *librarySet) payload() []byte {
 	return rdb.AppendLibraries(nil, sources)
 }
 
-func functionCommands() []*command {
-	type stagedFunc = func(t *staged, args [][]byte, w *resp.Writer) error
-	look := func(name string, arity int, f stagedFunc, summary string) *command {
-		c := onKeys(name, arity, 0, 0, 0, "", summary).by(onStaged(f))
-		c.libraries = true
-		return c
-	}
-	change := func(name string, arity int, f stagedFunc, summary string) *command {
-		return writes(look(name, arity, f, summary))
-	}
-	return []*command{
-		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting",
-			"Calls a function of a library.").by(functionCaller(false)))),
-		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting",
-			"Calls a function that may not write.").by(functionCaller(true))),
-		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
-			change("function|load", -3, functionLoad, "Adds a library."),
-			change("function|delete", 3, functionDelete, "Deletes a library."),
-			change("function|flush", -2, functionFlush, "Deletes all libraries."),
-			change("function|restore", -3, functionRestore, "Adds the libraries of FUNCTION DUMP."),
-			look("function|list", -2, functionList, "Lists the libraries."),
-			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
-			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts "+
-				"libraries and functions."),
-			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) error {
-				return c.killScript(w, args, true)
-			},
-				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
-			helpOf("function", functionHelp...)),
-	}
-}
-
-var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
-	"    Create a new library with the given library name and code.",
-	"DELETE <LIBRARY NAME>", "    Delete the given library.",
-	"LIST [LIBRARYNAME PATTERN] [WITHCODE]", "    Return general information on all the libraries:",
-	"    * Library name", "    * The engine used to run the Library",
-	"    * Library description", "    * Functions list", "    * Library code (if WITHCODE is given)",
-	"    It also possible to get only function that matches a pattern using LIBRARYNAME argument.",
-	"STATS", "    Return information about the current function running:", "    * Function name",
-	"    * Command used to run the function",
-	"    * Duration in MS that the function is running", "    If no function is running, return nil",
-	"    In addition, returns a list of available engines.",
-	"KILL", "    Kill the current running function.",
-	"FLUSH [ASYNC|SYNC]", "    Delete all the libraries.", "    When called without the optional mode argument, the " +
-		"behavior is determined by the",
-	"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
-	"    * ASYNC: Asynchronously flush the libraries.", "    * SYNC: Synchronously flush the libraries.",
-	"DUMP", "    Return a serialized payload representing the current libraries, can be restored using FUNCTION " +
-		"RESTORE command",
-	"RESTORE <PAYLOAD> [FLUSH|APPEND|REPLACE]", "    Restore the libraries represented by the given payload, it is " +
-		"possible to give a restore policy to",
-	"    control how to handle existing libraries (default APPEND):", "    * FLUSH: delete all existing libraries.",
-	"    * APPEND: appends the restored libraries to the existing libraries. On collision, abort.",
-	"    * REPLACE: appends the restored libraries to the existing libraries, On collision, replace the old",
-	"      libraries with the new libraries (notice that even on this option there is a chance of failure",
-	"      in case of functions name collision with another library)."}
-
 // functionCaller is FCALL and FCALL_RO.
 // It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
 // libraries of up to libraryAge ago.
-func functionCaller(readOnly bool) values.SeveralFunc {
-	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
+func functionCaller(readOnly bool) stagedFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
 			t.err = err
@@ -195,7 +137,7 @@ func functionCaller(readOnly bool) values.SeveralFunc {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
 		})
 		return nil
-	})
+	}
 }
 
 // function finds a function; its library is nil if there is none.

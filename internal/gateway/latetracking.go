@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"slices"
 	"strings"
+
+	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
 // lateTracking is what the client caches of a transaction in which CLIENT TRACKING or CLIENT CACHING is queued: they
@@ -19,7 +21,7 @@ type lateTracking struct {
 
 // setsTracking reports whether a command changes what the client caches of the commands behind it.
 func (cmd *command) setsTracking() bool {
-	return cmd.name == "client|tracking" || cmd.name == "client|caching"
+	return cmd.ID == spec.CmdClientTracking || cmd.ID == spec.CmdClientCaching
 }
 
 // tracksInside is the lateTracking of a transaction that needs one.
@@ -41,9 +43,9 @@ func (l *lateTracking) performed(c *conn, t *staged, q queued) {
 		l.keys = nil
 		return
 	}
-	script := q.cmd.group == "scripting"
-	reads := c.tracksReads() && (script || q.cmd.categories&readCategory != 0)
-	writes := script || q.cmd.categories&writeCategory != 0
+	script := q.cmd.Group == "scripting"
+	reads := c.tracksReads() && (script || q.cmd.Has(spec.FlagReadonly))
+	writes := script || q.cmd.Has(spec.FlagWrite)
 	for _, s := range both(q.cmd.keySpans(q.args)) {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
 			k := t.find[stagedName{c.db, string(q.args[i])}]

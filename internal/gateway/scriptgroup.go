@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -53,7 +54,8 @@ type groupUnit struct {
 // client that caches are performed by themselves, since their reads have to be noted.
 func (b *batch) joins(cmd *command, args [][]byte) bool {
 	c := b.c
-	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
+	if !cmd.Is(spec.BySha) || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual ||
+		c.tracksReads() {
 		return false
 	}
 	if n, err := keysOfScript(args, values.ErrNotInt); err != nil || n != 1 || badKey(c.in, args[3]) != "" {

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -49,32 +49,36 @@ type runningScript struct {
 	db           int             // that it began in
 }
 
-func scriptCommands() []*command {
-	return []*command{
-		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", "Runs a script.").by(evaluator(false, false)))),
-		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting",
-			"Runs a script that the gateway has, by its SHA-1.").by(evaluator(true, false))))),
-		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting",
-			"Runs a script that may not write.").by(evaluator(false, true))),
-		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting",
-			"Runs a script that the gateway has and that may not write.").by(evaluator(true, true)))),
-		container("script", "scripting", "Scripts that the gateway keeps.", nil,
-			onKeys("script|load", 3, 0, 0, 0, "", "Keeps a script, and returns its SHA-1.").by(onStaged(loadScript)),
-			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
-			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
-			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; "+
-				"nothing of it is done."),
-			onConn("script|debug", 3, "", cmdScriptDebug, "Is refused, but for NO."),
-			helpOf("script", "DEBUG (YES|SYNC|NO)", "    Set the debug mode for subsequent scripts executed.",
-				"EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the "+
-					"script cache.",
-				"FLUSH [ASYNC|SYNC]", "    Flush the Lua scripts cache. Very dangerous on replicas.",
-				"    When called without the optional mode argument, the behavior is determined by the",
-				"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
-				"    * ASYNC: Asynchronously flush the scripts cache.",
-				"    * SYNC: Synchronously flush the scripts cache.",
-				"KILL", "    Kill the currently executing Lua script.",
-				"LOAD <script>", "    Load a script into the scripts cache without executing it.")),
+// scriptCommands are about scripts, and run none.
+func scriptCommands() performers {
+	return performers{
+		spec.CmdScriptExists: cmdScriptExists,
+		spec.CmdScriptFlush:  cmdScriptFlush,
+		spec.CmdScriptKill:   cmdScriptKill,
+		spec.CmdScriptDebug:  cmdScriptDebug,
+		spec.CmdFunctionKill: func(c *conn, w *resp.Writer, args [][]byte) error {
+			return c.killScript(w, args, true)
+		},
+	}
+}
+
+// stagedCommands run other commands, or work on what the gateways of a store share.
+func stagedCommands() map[spec.ID]stagedFunc {
+	return map[spec.ID]stagedFunc{
+		spec.CmdEval:            evaluator(false, false),
+		spec.CmdEvalsha:         evaluator(true, false),
+		spec.CmdEvalRo:          evaluator(false, true),
+		spec.CmdEvalshaRo:       evaluator(true, true),
+		spec.CmdScriptLoad:      loadScript,
+		spec.CmdFcall:           functionCaller(false),
+		spec.CmdFcallRo:         functionCaller(true),
+		spec.CmdFunctionLoad:    functionLoad,
+		spec.CmdFunctionDelete:  functionDelete,
+		spec.CmdFunctionFlush:   functionFlush,
+		spec.CmdFunctionRestore: functionRestore,
+		spec.CmdFunctionList:    functionList,
+		spec.CmdFunctionDump:    functionDump,
+		spec.CmdFunctionStats:   functionStats,
 	}
 }
 
@@ -85,13 +89,10 @@ const (
 	errScriptFlag   = "ERR Can not execute a script with write flag using *_ro command."
 )
 
-// bySHA marks a command that runs a script that the gateway has.
-func bySHA(c *command) *command { c.bySHA = true; return c }
-
 // evaluator is EVAL and those like it.
 // named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
-func evaluator(named, readOnly bool) values.SeveralFunc {
-	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
+func evaluator(named, readOnly bool) stagedFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
 			return refusal(errNoScript)
 		}
@@ -114,7 +115,7 @@ func evaluator(named, readOnly bool) values.SeveralFunc {
 			prog.Alone.Store(true)
 		}
 		return nil
-	})
+	}
 }
 
 // keysOfScript is how many of the arguments behind the third are keys.
@@ -300,25 +301,6 @@ type scriptHost struct {
 	now      time.Time   // what TIME says, for all of the script
 }
 
-// scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside
-// the script, and not what the script has changed.
-var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "select": true, "keys": true, "scan": true,
-	"randomkey": true, "dbsize": true,
-	"info": true, "lolwut": true, "command": true, "command|count": true, "command|info": true, "command|docs": true,
-	"command|list": true, "command|getkeys": true,
-	"command|getkeysandflags": true, "lastsave": true, "readonly": true, "readwrite": true, "asking": true,
-	"object|idletime": true, "slowlog|get": true, "slowlog|len": true,
-	"pubsub|channels": true, "pubsub|numpat": true, "pubsub|numsub": true, "pubsub|shardchannels": true,
-	"pubsub|shardnumsub":      true,
-	"cluster|countkeysinslot": true, "cluster|getkeysinslot": true, "cluster|info": true, "cluster|keyslot": true,
-	"cluster|links": true, "cluster|myid": true, "cluster|nodes": true,
-	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true,
-	"memory|doctor": true, "memory|stats": true, "memory|malloc-stats": true, "memory|purge": true}
-
-// unscripted are commands on keys that scripts may not use: those of the commands that wait that Redis keeps from them.
-var unscripted = map[string]bool{"blmove": true, "blpop": true, "brpop": true, "brpoplpush": true, "bzpopmax": true,
-	"bzpopmin": true}
-
 // Call is of luascript.Host.
 // The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by
 // redis.pcall; an error of the store is none of these: it ends the script (Stopped).
@@ -338,16 +320,16 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		t.scripted = true
 		t.run(cmd, args, &h.w)
 		t.scripted = false
-	case cmd.name == "select":
+	case cmd.ID == spec.CmdSelect:
 		db, err := t.c.dbIndex(args[1])
 		if err != nil {
 			return nil, err.Error()
 		}
 		t.db = db
 		h.w.OK()
-	case cmd.channels == oneChannel:
-		t.publish(cmd.name == "spublish", args[1], args[2], &h.w)
-	case cmd.name == "time":
+	case cmd.Channels == spec.ChannelsFirst:
+		t.publish(cmd.ID == spec.CmdSpublish, args[1], args[2], &h.w)
+	case cmd.ID == spec.CmdTime:
 		if h.now.IsZero() {
 			h.now = time.Now()
 		}
@@ -372,19 +354,14 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 		return nil, "ERR Unknown Redis command called from script"
 	}
 	switch {
-	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
+	case cmd.mistaken(len(args)):
 		return nil, "ERR Wrong number of args calling Redis command from script"
 	case !cmd.served():
 		return nil, cmd.notHere()
-	case cmd.key != nil:
-	case unscripted[cmd.name]:
+	case cmd.Has(spec.FlagNoscript), cmd.Is(spec.NotInScripts), cmd.batch != nil:
 		return nil, errNotScripted
-	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
-	case scriptable[cmd.name], strings.HasSuffix(cmd.name, "|help"), cmd.channels == oneChannel: // PUBLISH and SPUBLISH
-	case cmd.steps:
-		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
-	default:
-		return nil, errNotScripted
+	case cmd.Is(spec.InSteps):
+		return nil, "ERR kvd: '" + cmd.Name + "' cannot be undone if the script fails, so scripts may not use it"
 	}
 	switch h.t.c.denialIn(cmd, args, h.t.db, "lua") {
 	case acl.Allowed:
@@ -398,7 +375,7 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the " +
 			"command arguments"
 	}
-	if h.readOnly && (cmd.write || cmd.kind > read || cmd.channels == oneChannel) {
+	if h.readOnly && (cmd.Writes() || cmd.Channels == spec.ChannelsFirst) {
 		return nil, errScriptWrites
 	}
 	return cmd, ""
@@ -416,7 +393,7 @@ func lookupCommand(args [][]byte) *command {
 // It is redis.acl_check_cmd, and records nothing.
 func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 	cmd := lookupCommand(args)
-	if cmd == nil || cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity {
+	if cmd == nil || cmd.mistaken(len(args)) {
 		return false, cmd != nil
 	}
 	return h.t.c.permittedIn(cmd, args, h.t.db), true

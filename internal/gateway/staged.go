@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -119,8 +120,11 @@ type stagedKey struct {
 	used    bool       // a function has seen it, or it is watched: it is a condition
 }
 
-// onStaged makes a command of one that is more than a command on keys: it runs others, waits, or has libraries.
-func onStaged(f func(t *staged, args [][]byte, w *resp.Writer) error) values.SeveralFunc {
+// A stagedFunc is a command that is more than a command on keys: it runs others, waits, or has libraries.
+type stagedFunc func(t *staged, args [][]byte, w *resp.Writer) error
+
+// onStaged makes a command on several keys of one.
+func onStaged(f stagedFunc) values.SeveralFunc {
 	return func(t values.Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }
 }
 
@@ -391,7 +395,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	if t.showing && !t.scripted {
 		t.shown.add(t, t.c.monitoredAs(), cmd, args)
 	}
-	if cmd.write || cmd.kind > read {
+	if cmd.Writes() {
 		defer t.chargeChanges(len(args))
 	}
 	defer t.noteChanges(cmd, args, w)()
@@ -403,39 +407,39 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	if cmd.keys != nil {
 		return cmd.keys(t, args, w)
 	}
-	if cmd.fold == single {
-		if bad := badKey(t.in(), args[cmd.first]); bad != "" {
+	if cmd.Fold == spec.Single {
+		if bad := badKey(t.in(), args[cmd.First]); bad != "" {
 			return refusal(bad)
 		}
-		k := t.Key(args[cmd.first])
+		k := t.Key(args[cmd.First])
 		k.Count, k.Also = 0, ""
 		return cmd.key(k, args, w)
 	}
-	if cmd.fold == setAll && len(args)%2 == 0 {
+	if cmd.Fold == spec.SetAll && len(args)%2 == 0 {
 		return refusal(wrongArgs(cmd))
 	}
 	var names [][]byte
-	for i := 1; i < len(args); i += cmd.step {
+	for i := 1; i < len(args); i += cmd.Step {
 		if bad := badKey(t.in(), args[i]); bad != "" {
 			return refusal(bad)
 		}
 		names = append(names, args[i])
 	}
 	t.Load(names...)
-	if cmd.fold == list {
+	if cmd.Fold == spec.List {
 		w.Array(len(names))
 	}
 	sum := int64(0)
 	for i, name := range names {
 		k := t.Key(name)
 		k.Count = 0
-		values.WriteRefusal(w, cmd.key(k, args[1+i*cmd.step:][:cmd.step], w))
+		values.WriteRefusal(w, cmd.key(k, args[1+i*cmd.Step:][:cmd.Step], w))
 		sum += k.Count
 	}
-	switch cmd.fold {
-	case setAll:
+	switch cmd.Fold {
+	case spec.SetAll:
 		w.OK()
-	case list:
+	case spec.List:
 	default:
 		w.Int(sum)
 	}
@@ -687,7 +691,7 @@ func (c *conn) stagedError(err error) string {
 // It writes one reply to w, whether it went well or not.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
 	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), nil, func(t *staged) {
-		t.moves = cmd == moveCommand
+		t.moves = cmd.ID == spec.CmdMove
 		t.run(cmd, args, &t.out)
 	})
 	defer t.free()
@@ -719,9 +723,9 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			case replies[i].bad != "":
 			case q.cmd.key != nil || q.cmd.keys != nil:
 				t.run(q.cmd, q.args, &t.out)
-			case q.cmd == selectCommand:
+			case q.cmd.ID == spec.CmdSelect:
 				t.db = c.selected(t.db, q.args)
-			case q.cmd.name == "hello":
+			case q.cmd.ID == spec.CmdHello:
 				t.out.Proto = protocolBehind(q.args, t.out.Proto)
 			}
 			if t.showing && replies[i].bad == "" && q.cmd.key == nil && q.cmd.keys == nil {
@@ -777,7 +781,7 @@ func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName
 	}
 	db := c.db
 	for _, q := range queue {
-		if names = c.g.namesOf(names, q.cmd, db, q.args); q.cmd == selectCommand {
+		if names = c.g.namesOf(names, q.cmd, db, q.args); q.cmd.ID == spec.CmdSelect {
 			db = c.selected(db, q.args)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
 // transaction is what MULTI and WATCH have said.
@@ -129,11 +130,11 @@ func (b *batch) seen() {
 	for _, u := range b.units {
 		there := u.err == nil
 		switch u.kind {
-		case presence, readValue, read:
+		case spec.Presence, spec.ReadValue, spec.Read:
 			there = u.stored || u.large > 0
-		case putIf:
+		case spec.PutIf:
 			there = there && u.cond == client.IfAbsent && !u.stored
-		case update:
+		case spec.Update:
 			there = there && !b.entries[u.first].change.missed
 		}
 		if there {
@@ -313,14 +314,14 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		// A watched key that the queue only reads need not be written: its version is compared when it has been read,
 		// which was one instant.
 		u.watched, u.version = true, x.version
-		if u.kind = max(u.kind, read); u.kind > read {
-			u.kind = update
+		if u.kind = max(u.kind, spec.Read); u.kind > spec.Read {
+			u.kind = spec.Update
 		}
 	}
 	b.perform()
 	for _, u := range b.units {
 		switch {
-		case errors.Is(u.err, errWatched), u.watched && u.kind <= read && u.err == nil && u.got != u.version:
+		case errors.Is(u.err, errWatched), u.watched && u.kind <= spec.Read && u.err == nil && u.got != u.version:
 			w.NullArray()
 			return nil
 		case u.err != nil:
@@ -349,7 +350,7 @@ func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 		}
 	}
 	for _, q := range queue {
-		if q.cmd.keys != nil || q.cmd == selectCommand || q.cmd.name == "hello" || q.cmd.setsTracking() {
+		if q.cmd.keys != nil || q.cmd.ID == spec.CmdSelect || q.cmd.ID == spec.CmdHello || q.cmd.setsTracking() {
 			return false
 		}
 		if q.cmd.key == nil {

@@ -55,7 +55,7 @@ func (s *shelf) do(t testing.TB, args ...string) []byte {
 		t.Fatalf("%q is not for a shelf", args)
 	}
 	s.w.Reset(1 << 20)
-	if cmd.arity > 0 && len(a) != cmd.arity || len(a) < -cmd.arity {
+	if cmd.Arity > 0 && len(a) != cmd.Arity || len(a) < -cmd.Arity {
 		s.w.Error(wrongArgs(cmd))
 		return s.w.Bytes()
 	}

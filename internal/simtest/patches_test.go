@@ -1039,7 +1039,7 @@ var byTest = []tested{
 		[]edit{{"internal/gateway", "\t\t\t\tt.items--\n\t\t\t\tt.tell(g, &c.box, x, key)",
 			"t.items--\n\t\t\t\tt.tell(g, &c.box, x, key)\n\t\t\t\tbreak"}}},
 	{"tracked-before-its-own-write", "internal/gateway", "TestTrackingUnwritten",
-		[]edit{{"internal/gateway", "	if u.err != nil || u.kind > read {", "if u.err != nil {"}}},
+		[]edit{{"internal/gateway", "u.err != nil || u.kind > spec.Read {", "u.err != nil || u.kind > spec.Update {"}}},
 	{"own-write-forgets-the-read-behind-it", "internal/gateway", "TestTrackingOwnWrites",
 		[]edit{{"internal/gateway", "silent && k.read && db == k.db {",
 			"silent && k.read && db != k.db {"}}},

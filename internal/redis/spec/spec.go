@@ -123,11 +123,12 @@ func (k Kind) Looks() bool { return k >= Presence && k <= Read }
 // Fold says how a command's replies for its keys make one.
 type Fold uint8
 
-// Ways of folding. The zero value is of commands on one key.
+// Ways of folding.
 const (
-	List   Fold = 1 + iota // an array of them
-	Sum                    // the sum of what was counted
-	SetAll                 // OK
+	Single Fold = iota // it is on one key
+	List               // an array of them
+	Sum                // the sum of what was counted
+	SetAll             // OK
 )
 
 // Put is of writes that most often need not see what was there.
@@ -164,14 +165,15 @@ const (
 	FindGroupStreams                   // behind STREAMS, which may be a group's name
 )
 
-// Channels says which arguments are channels. The zero value is none.
+// Channels says which arguments are channels.
 type Channels uint8
 
 // Places of channels.
 const (
-	ChannelsFirst    Channels = 1 + iota // the first one
-	ChannelsAll                          // all of them
-	ChannelsPatterns                     // all of them, and they are patterns
+	NoChannels       Channels = iota
+	ChannelsFirst             // the first one
+	ChannelsAll               // all of them
+	ChannelsPatterns          // all of them, and they are patterns
 )
 
 // Event is what a command's change of a key is called. The zero value is of commands that have none, or that name each
