@@ -93,7 +93,7 @@ data-folder: ## data folders of a directory, made with the kvd and kvctl in the 
 	@test -n "$(BIN)" -a -n "$(VERSION)" || { echo 'BIN= a folder with kvd and kvctl, VERSION= what they are'; exit 2; }
 	server/testdata/folder.sh "$(BIN)" "$(VERSION)"
 
-GENERATED = '*.pb.go' internal/redis/spec/table.go
+GENERATED = '*.pb.go' 'internal/redis/spec/*.go'
 
 .PHONY: generate-check
 generate-check: generate ## the committed code is what make generate gives

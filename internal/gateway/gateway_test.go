@@ -567,18 +567,6 @@ func TestCloseAnswersNobody(t *testing.T) {
 	p.closed(t)
 }
 
-func FuzzParseLongDouble(f *testing.F) {
-	f.Add([]byte("1e16383"), []byte("0x1p4"))
-	f.Fuzz(func(t *testing.T, a, b []byte) {
-		k := values.Key{Present: true, Value: a, MaxValue: 1 << 20}
-		var w = newWriter()
-		values.CmdIncrByFloat(&k, [][]byte{nil, nil, b}, w)
-		if w.Len() > 20_000 {
-			t.Fatalf("%d bytes", w.Len())
-		}
-	})
-}
-
 func TestTable(t *testing.T) {
 	seen := map[string]bool{}
 	for i, c := range commandsByID {

@@ -117,7 +117,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 			}
 			return x != nil
 		})
-		behind := g.waits.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("k")}, Line: values.LineOfLists})
+		behind := g.waits.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("k")}, Line: "list"})
 		g.waits.wake(0, "k")
 		x.stop(endTimeout)
 		close(held)

@@ -38,8 +38,8 @@ func TestLines(t *testing.T) {
 	s := polls(t, Options{Databases: fake()})
 	var xs []*waiter
 	names := [][]byte{[]byte("k")}
-	for _, b := range []values.Blocking{{Line: values.LineOfLists}, {Line: values.LineOfLists},
-		{Line: values.LineOfZSets}, {Line: values.LineOfZSets},
+	for _, b := range []values.Blocking{{Line: "list"}, {Line: "list"},
+		{Line: "sorted set"}, {Line: "sorted set"},
 		{Reads: true}, {Reads: true}, {Reads: true, Line: "group g"}} {
 		b.Names = names
 		x := s.enterQueues(0, &b)
@@ -65,7 +65,7 @@ func polls(t *testing.T, o Options) *waits {
 
 // waiting enters a client in the queue of a key.
 func (s *waits) waiting(t *testing.T, db int, names ...string) *waiter {
-	b := &values.Blocking{Line: values.LineOfLists}
+	b := &values.Blocking{Line: "list"}
 	for _, n := range names {
 		b.Names = append(b.Names, []byte(n))
 	}

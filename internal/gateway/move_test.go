@@ -29,7 +29,7 @@ func TestMove(t *testing.T) {
 		command string
 		reply   string
 	}{
-		{p, "MOVE k 0", "-" + string(values.ErrSameObject) + "\r\n"},
+		{p, "MOVE k 0", "-ERR source and destination objects are the same\r\n"},
 		{p, "MOVE k 2", "-ERR DB index is out of range\r\n"},
 		{p, "MOVE k x", "-" + string(values.ErrNotInt) + "\r\n"},
 		{p, "MOVE none 1", ":0\r\n"},

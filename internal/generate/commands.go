@@ -75,15 +75,29 @@ func generateCommands(name string) error {
 	if err != nil {
 		return err
 	}
-	code, err := commandTable(text)
+	ids, rows, err := commandTable(text)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(filepath.Dir(name), "table.go"), code, 0o644)
+	for _, f := range []struct{ name, format, of string }{
+		{"ids.go", "// The commands.\nconst (\n%s)\n", ids},
+		{"table.go", "// Table has the commands by their IDs; subcommands are behind theirs.\n" +
+			"var Table = [...]Command{\n%s}\n", rows},
+	} {
+		code, err := format.Source(fmt.Appendf(nil, "// Code generated from commands.jsonl; DO NOT EDIT.\n\n"+
+			"package spec\n\n"+f.format, f.of))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(filepath.Dir(name), f.name), code, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// commandTable is the code of the table of descriptions.
-func commandTable(text []byte) ([]byte, error) {
+// commandTable is the code of the constants and rows of descriptions.
+func commandTable(text []byte) (constants, table string, err error) {
 	var ids, rows bytes.Buffer
 	names := make(map[string]bool)
 	for n, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
@@ -93,9 +107,9 @@ func commandTable(text []byte) ([]byte, error) {
 		err := dec.Decode(&d)
 		switch container, _, sub := strings.Cut(d.Name, "|"); {
 		case err != nil:
-			return nil, fmt.Errorf("line %d: %w", n+1, err)
+			return "", "", fmt.Errorf("line %d: %w", n+1, err)
 		case d.Name == "" || d.Name != strings.ToLower(d.Name), d.Arity == 0, names[d.Name], sub && !names[container]:
-			return nil, fmt.Errorf("line %d: name %q, arity %d: not one, there twice, or of no container",
+			return "", "", fmt.Errorf("line %d: name %q, arity %d: not one, there twice, or of no container",
 				n+1, d.Name, d.Arity)
 		}
 		names[d.Name] = true
@@ -106,9 +120,7 @@ func commandTable(text []byte) ([]byte, error) {
 		}
 		d.row(&rows)
 	}
-	return format.Source(fmt.Appendf(nil, "// Code generated from commands.jsonl; DO NOT EDIT.\n\npackage spec\n\n"+
-		"// The commands.\nconst (\n%s)\n\n// Table has the commands by their IDs; subcommands are behind theirs.\n"+
-		"var Table = [...]Command{\n%s}\n", ids.Bytes(), rows.Bytes()))
+	return ids.String(), rows.String(), nil
 }
 
 // camel makes the words of a name those of a Go name.

@@ -16,6 +16,25 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"hdel":         cmdHDel,
+	"hexists":      cmdHExists,
+	"hget":         cmdHGet,
+	"hgetall":      cmdHGetAll,
+	"hincrby":      cmdHIncrBy,
+	"hincrbyfloat": cmdHIncrByFloat,
+	"hkeys":        cmdHKeys,
+	"hlen":         cmdHLen,
+	"hmget":        cmdHMGet,
+	"hmset":        cmdHMSet,
+	"hrandfield":   cmdHRandField,
+	"hscan":        cmdHScan,
+	"hset":         cmdHSet,
+	"hsetnx":       cmdHSetNX,
+	"hstrlen":      cmdHStrlen,
+	"hvals":        cmdHVals,
+})
+
 // collectionError is the reply to an error of package collection, about the key of that name. Nothing was done.
 // The key's name is in it only if the value is corrupt, which an operator has to find.
 func collectionError(t client.Type, name []byte, err error) error {
