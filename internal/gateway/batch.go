@@ -403,7 +403,7 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 		want = spec.PutValue
 		if len(args) > 3 {
 			var a values.SetArgs
-			a, err = values.ParseSet("set", args[3:], b.now, false)
+			a, err = values.ParseSet(cmd.Name, args[3:], b.now, false)
 			at = a.Expires
 			switch {
 			case a.Get || a.KeepTTL:

@@ -62,7 +62,7 @@ func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
 func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case values.Fold(args[1], "help") && len(args) == 2:
-		writeHelp(w, "debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")
+		writeHelp(w, commandsByID[spec.CmdDebug].Name, "SLEEP <seconds>", "    Stop this connection for <seconds>.")
 	case values.Fold(args[1], "sleep") && len(args) == 3:
 		return cmdDebugSleep(c, w, args)
 	default:
