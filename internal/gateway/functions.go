@@ -167,11 +167,10 @@ func (t *staged) function(name []byte) (f function, err error) {
 // within libraryAge.
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	replace := false
-	for _, a := range args[2 : len(args)-1] {
-		if !values.Fold(a, "replace") {
-			return refusal("ERR Unknown option given: " + values.Clip(a, 4096))
+	for p := values.OptionsOf(args[2 : len(args)-1]); p.More(); replace = true {
+		if !p.Flag("replace") {
+			return refusal("ERR Unknown option given: " + values.Clip(p.Str(), 4096))
 		}
-		replace = true
 	}
 	set, k, ok := t.libraries()
 	if !ok {
@@ -226,14 +225,18 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
+// manyForFunction is the reply to a subcommand with too many arguments.
+func manyForFunction(args [][]byte) refusal {
+	return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
+		"'. Try FUNCTION HELP.")
+}
+
 // functionFlush does not look into the libraries, so it also gets rid of ones that cannot be read.
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
-	switch {
-	case len(args) > 3:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
-			"'. Try FUNCTION HELP.")
-
-	case len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async"):
+	switch p := values.OptionsOf(args[2:]); {
+	case p.Left() > 1:
+		return manyForFunction(args)
+	case p.More() && !p.Flag("sync") && !p.Flag("async"):
 		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
 	k := t.librariesKey()
@@ -251,15 +254,13 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 // into.
 func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	flush, replace := false, false
-	switch {
-	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
-			"'. Try FUNCTION HELP.")
-
-	case len(args) == 3, values.Fold(args[3], "append"):
-	case values.Fold(args[3], "replace"):
+	switch p := values.OptionsOf(args[3:]); {
+	case p.Left() > 1:
+		return manyForFunction(args)
+	case !p.More(), p.Flag("append"):
+	case p.Flag("replace"):
 		replace = true
-	case values.Fold(args[3], "flush"):
+	case p.Flag("flush"):
 		flush = true
 	default:
 		return refusal("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
@@ -325,17 +326,17 @@ func functionDump(t *staged, _ [][]byte, w *resp.Writer) error {
 func functionList(t *staged, args [][]byte, w *resp.Writer) error {
 	var pattern []byte
 	withCode := false
-	for i := 2; i < len(args); i++ {
-		switch a := args[i]; {
-		case !withCode && values.Fold(a, "withcode"):
+	for p := values.OptionsOf(args[2:]); p.More(); {
+		switch {
+		case !withCode && p.Flag("withcode"):
 			withCode = true
-		case pattern == nil && values.Fold(a, "libraryname"):
-			if i++; i == len(args) {
+		case pattern == nil && p.Flag("libraryname"):
+			if !p.More() {
 				return refusal("ERR library name argument was not given")
 			}
-			pattern = args[i]
+			pattern = p.Str()
 		default:
-			return refusal("ERR Unknown argument " + values.Clip(a, 4096))
+			return refusal("ERR Unknown argument " + values.Clip(p.Str(), 4096))
 		}
 	}
 	set, _, ok := t.libraries()

@@ -378,15 +378,15 @@ func cmdZRandMember(k *Key, args [][]byte, w *resp.Writer) error {
 		}
 		return nil
 	}
-	n, ok := resp.ParseInt(args[2])
-	withScores := len(args) == 4
-	switch {
-	case !ok:
-		return ErrNotInt
-	case n == math.MinInt64:
-		return refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
-	case len(args) > 4 || withScores && !Fold(args[3], "withscores"):
-		return ErrSyntax
+	p := OptionsOf(args[2:])
+	n, err := randomCount(p.Str())
+	if err != nil {
+		return err
+	}
+	withScores := p.Flag("withscores")
+	switch err := p.End(); {
+	case err != nil:
+		return err
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}
