@@ -142,7 +142,7 @@ func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) error {
 			}
 		}
 	default:
-		return refusal(wrongArgs(commandsByID[spec.CmdAclCat]))
+		return wrongArgs(commandsByID[spec.CmdAclCat])
 	}
 	writeStrings(w, names)
 	return nil
@@ -298,7 +298,7 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 	count := int64(10)
 	switch {
 	case len(args) > 3:
-		return refusal(wrongArgs(commandsByID[spec.CmdAclLog]))
+		return wrongArgs(commandsByID[spec.CmdAclLog])
 	case len(args) == 3 && values.Fold(args[2], "reset"):
 		c.g.denials.Reset()
 		w.OK()
@@ -337,7 +337,7 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 	bits := int64(256)
 	if len(args) > 3 {
-		return refusal(wrongArgs(commandsByID[spec.CmdAclGenpass]))
+		return wrongArgs(commandsByID[spec.CmdAclGenpass])
 	}
 	if len(args) == 3 {
 		var ok bool
@@ -374,7 +374,7 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) error {
 	case cmd == nil:
 		return refusal("ERR Command '" + values.Clip(args[0], 128) + "' not found")
 	case cmd.mistaken(len(args)):
-		return refusal(wrongArgs(cmd))
+		return wrongArgs(cmd)
 	}
 	a := c.accessOf(cmd, args, c.db)
 	switch why, at := u.Rights().Check(&a); why {

@@ -412,8 +412,8 @@ func TestRulesAllocateNothing(t *testing.T) {
 		}
 		known := named(lower(nil, args[0]))
 		if n := testing.AllocsPerRun(100, func() {
-			if bad := c.refusal(known, args); bad != "" {
-				t.Error(bad)
+			if err := c.refusal(known, args); err != nil {
+				t.Error(err)
 			}
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", cmd, n)

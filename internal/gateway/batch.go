@@ -83,7 +83,7 @@ type entry struct {
 	n           int   // first: keys of the command
 	lo, hi      int   // its reply in unit.out
 	count       int64
-	text        string // the reply, an error, of one that goes nowhere
+	refused     error  // the reply of one that goes nowhere
 	change      change // of an update
 }
 
@@ -212,13 +212,13 @@ func (b *batch) reset() {
 
 // fail adds a command that is answered with an error and goes nowhere.
 // It is an entry nevertheless, since replies come in the order of commands.
-func (b *batch) fail(cmd *command, text string) {
-	b.entries = append(b.entries, entry{cmd: cmd, unit: -1, next: -1, first: true, last: true, text: text})
+func (b *batch) fail(cmd *command, why error) {
+	b.entries = append(b.entries, entry{cmd: cmd, unit: -1, next: -1, first: true, last: true, refused: why})
 }
 
 // refuse is fail for a command that begins and finds its arguments wrong, which MONITOR shows, too.
-func (b *batch) refuse(cmd *command, args [][]byte, text string) {
-	b.fail(cmd, text)
+func (b *batch) refuse(cmd *command, args [][]byte, why error) {
+	b.fail(cmd, why)
 	b.entries[len(b.entries)-1].args = args
 }
 
@@ -352,8 +352,8 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	switch cmd.Fold {
 	case spec.Single:
 		name := args[cmd.First]
-		if bad := badKey(b.c.in, name); bad != "" {
-			b.refuse(cmd, args, bad)
+		if err := badKey(b.c.in, name); err != nil {
+			b.refuse(cmd, args, err)
 			return nil
 		}
 		return b.admitOne(cmd, args, name)
@@ -365,8 +365,8 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	}
 	step := cmd.Step
 	for i := 1; i < len(args); i += step {
-		if bad := badKey(b.c.in, args[i]); bad != "" {
-			b.refuse(cmd, args, bad)
+		if err := badKey(b.c.in, args[i]); err != nil {
+			b.refuse(cmd, args, err)
 			return nil
 		}
 	}
@@ -421,7 +421,7 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 		at, err = values.ExpireAt(cmd.Name, args[2], cmd.Put == spec.PutSetex, false, b.now)
 	}
 	if err != nil {
-		b.refuse(cmd, args, err.Error())
+		b.refuse(cmd, args, err)
 		return nil
 	}
 	if at != 0 && at <= b.now {
@@ -665,7 +665,7 @@ func (b *batch) replies() error {
 			continue
 		}
 		x := ended{cmd: e.cmd, args: e.args, start: b.cur.start, errs: b.cur.errors, took: b.tookFrom(took),
-			refused: e.text != "", shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed, inExec: b.hold}
+			refused: e.refused != nil, shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed, inExec: b.hold}
 		if e.unit >= 0 && e.cmd.Fold != spec.Single {
 			x.args, x.nameless = b.cur.args[:e.n*len(e.args)], true
 		}
@@ -695,8 +695,8 @@ func (b *batch) reply(e *entry) error {
 		}
 	}
 	if e.unit < 0 {
-		if e.text != "" {
-			w.Error(e.text)
+		if e.refused != nil {
+			values.WriteRefusal(w, e.refused)
 		} else {
 			values.WriteRefusal(w, e.cmd.conn(b.c, w, e.args))
 		}

@@ -440,9 +440,9 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 			}
 		}
 		if len(mine) > 0 && again {
-			if bad := c.refusal(cmd, args); bad != "" { // rights may have been taken away meanwhile
+			if err := c.refusal(cmd, args); err != nil { // rights may have been taken away meanwhile
 				pass = true
-				w.Error(bad)
+				values.WriteRefusal(w, err)
 				return worked, nil
 			}
 		}
@@ -484,8 +484,8 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 func (c *conn) parseBlocking(cmd *command, args [][]byte) (b values.Blocking, err error) {
 	b, err = cmd.block(args)
 	for _, name := range b.Names {
-		if bad := badKey(c.in, name); err == nil && bad != "" {
-			err = refusal(bad)
+		if err == nil {
+			err = badKey(c.in, name)
 		}
 	}
 	return b, err

@@ -131,7 +131,7 @@ func functionCaller(readOnly bool) stagedFunc {
 		case err != nil:
 			return err
 		case readOnly && !f.NoWrites():
-			return refusal(errScriptFlag)
+			return errScriptFlag
 		}
 		t.runScript(runningScript{name: f.Name, args: args}, true, f.NoWrites(), func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)

@@ -166,8 +166,8 @@ func (c *conn) mayTrack(t *tracker) (why acl.Denial, prefix string) {
 	return acl.Allowed, ""
 }
 
-// refusesPrefixes is the reply to a client that wants to hear of keys that its user may not read, or "".
-func (c *conn) refusesPrefixes(t *tracker) string {
+// refusesPrefixes is the reply to a client that wants to hear of keys that its user may not read, or nil.
+func (c *conn) refusesPrefixes(t *tracker) error {
 	why, prefix := c.mayTrack(t)
 	if why != acl.Allowed {
 		c.recordDenial(why, "toplevel", prefix, c.user.Load().Name)
@@ -243,35 +243,35 @@ func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl
 	return why
 }
 
-// refusal is the reply to a command that the connection's user may not perform, or "". The texts are those of
+// refusal is the reply to a command that the connection's user may not perform, or nil. The texts are those of
 // Redis 7.0, word by word: libraries tell NOPERM errors apart by them. A refusal does not name the key, which may be
 // somebody else's secret as far as the log of a program goes; ACL LOG does.
-func (c *conn) refusal(cmd *command, args [][]byte) string {
+func (c *conn) refusal(cmd *command, args [][]byte) error {
 	return noPermission(c.denial(cmd, args), cmd.Name)
 }
 
-// noPermission is the reply that says why a command is refused, or "".
-func noPermission(why acl.Denial, command string) string {
+// noPermission is the reply that says why a command is refused, or nil.
+func noPermission(why acl.Denial, command string) error {
 	switch why {
 	case acl.Allowed:
-		return ""
+		return nil
 	case acl.DeniedCommand:
-		return "NOPERM this user has no permissions to run the '" + command + "' command"
+		return refusal("NOPERM this user has no permissions to run the '" + command + "' command")
 	case acl.DeniedDatabase:
-		return "NOPERM this user has no permissions to access this database"
+		return refusal("NOPERM this user has no permissions to access this database")
 	case acl.DeniedChannel:
-		return "NOPERM this user has no permissions to access one of the channels used as arguments"
+		return refusal("NOPERM this user has no permissions to access one of the channels used as arguments")
 	}
-	return "NOPERM this user has no permissions to access one of the keys used as arguments"
+	return refusal("NOPERM this user has no permissions to access one of the keys used as arguments")
 }
 
 // refusalAtExec is the same for a command that was allowed when MULTI queued it, in the database that it works in. The
 // others of the transaction are performed, as in Redis: the reply to EXEC has this one in its place.
-func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
+func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) error {
 	reason := "no permission to touch the specified keys"
 	switch c.denialIn(cmd, args, db, "toplevel") {
 	case acl.Allowed:
-		return ""
+		return nil
 	case acl.DeniedCommand:
 		reason = "no permission to execute the command or subcommand"
 	case acl.DeniedDatabase:
@@ -279,8 +279,8 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
 	case acl.DeniedChannel:
 		reason = "no permission to publish to the specified channel"
 	}
-	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This " +
-		"command is no longer allowed for the following reason: " + reason
+	return refusal("NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. " +
+		"This command is no longer allowed for the following reason: " + reason)
 }
 
 // recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded:

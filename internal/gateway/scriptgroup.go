@@ -58,7 +58,7 @@ func (b *batch) joins(cmd *command, args [][]byte) bool {
 		c.tracksReads() {
 		return false
 	}
-	if n, err := keysOfScript(args, values.ErrNotInt); err != nil || n != 1 || badKey(c.in, args[3]) != "" {
+	if n, err := keysOfScript(args, values.ErrNotInt); err != nil || n != 1 || badKey(c.in, args[3]) != nil {
 		return false
 	}
 	prog := c.g.scripts.cache.Find(args[1])

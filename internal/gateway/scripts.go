@@ -83,10 +83,10 @@ func stagedCommands() map[spec.ID]stagedFunc {
 }
 
 const (
-	errNoScript     = "NOSCRIPT No matching script. Please use EVAL."
-	errNotScripted  = "ERR This Redis command is not allowed from script"
-	errScriptWrites = "ERR Write commands are not allowed from read-only scripts."
-	errScriptFlag   = "ERR Can not execute a script with write flag using *_ro command."
+	errNoScript     refusal = "NOSCRIPT No matching script. Please use EVAL."
+	errNotScripted  refusal = "ERR This Redis command is not allowed from script"
+	errScriptWrites refusal = "ERR Write commands are not allowed from read-only scripts."
+	errScriptFlag   refusal = "ERR Can not execute a script with write flag using *_ro command."
 )
 
 // evaluator is EVAL and those like it.
@@ -94,7 +94,7 @@ const (
 func evaluator(named, readOnly bool) stagedFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
-			return refusal(errNoScript)
+			return errNoScript
 		}
 		n, err := keysOfScript(args, values.ErrNotInt)
 		if err != nil {
@@ -105,7 +105,7 @@ func evaluator(named, readOnly bool) stagedFunc {
 		case err != nil:
 			return err
 		case readOnly && prog.MayWrite:
-			return refusal(errScriptFlag)
+			return errScriptFlag
 		}
 		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites,
 			func(task *luascript.Task) bool {
@@ -138,7 +138,7 @@ func keysOfScript(args [][]byte, notInt refusal) (n int64, err error) {
 func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, err error) {
 	if bySHA {
 		if prog = s.cache.Find(text); prog == nil {
-			return nil, refusal(errNoScript)
+			return nil, errNoScript
 		}
 		return prog, nil
 	}
@@ -302,13 +302,13 @@ type scriptHost struct {
 }
 
 // Call is of luascript.Host.
-// The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by
+// The reply is in RESP of that version, and good until the next Call. err is one that the script can catch by
 // redis.pcall; an error of the store is none of these: it ends the script (Stopped).
-func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
+func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, err error) {
 	t := h.t
-	cmd, bad := h.find(args)
-	if bad != "" {
-		return nil, bad
+	cmd, err := h.find(args)
+	if err != nil {
+		return nil, err
 	}
 	if t.showing {
 		defer func() { t.shown.add(t, "lua", cmd, args) }()
@@ -323,7 +323,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	case cmd.ID == spec.CmdSelect:
 		db, err := t.c.dbIndex(args[1])
 		if err != nil {
-			return nil, err.Error()
+			return nil, err
 		}
 		t.db = db
 		h.w.OK()
@@ -344,41 +344,42 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		values.WriteRefusal(&h.w, cmd.conn(c, &h.w, args))
 		c.use(db)
 	}
-	return h.w.Bytes(), ""
+	return h.w.Bytes(), nil
 }
 
 // find finds a command that the script may perform, in the order of Redis's checks.
 // Rights are the user's, in the database that the script has selected, and what is refused is in ACL LOG.
-func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
+func (h *scriptHost) find(args [][]byte) (cmd *command, err error) {
 	if cmd = lookupCommand(args); cmd == nil {
-		return nil, "ERR Unknown Redis command called from script"
+		return nil, refusal("ERR Unknown Redis command called from script")
 	}
 	switch {
 	case cmd.mistaken(len(args)):
-		return nil, "ERR Wrong number of args calling Redis command from script"
+		return nil, refusal("ERR Wrong number of args calling Redis command from script")
 	case !cmd.served():
 		return nil, cmd.notHere()
 	case cmd.Has(spec.FlagNoscript), cmd.Is(spec.NotInScripts), cmd.batch != nil:
 		return nil, errNotScripted
 	case cmd.Is(spec.InSteps):
-		return nil, "ERR kvd: '" + cmd.Name + "' cannot be undone if the script fails, so scripts may not use it"
+		return nil, refusal("ERR kvd: '" + cmd.Name + "' cannot be undone if the script fails, so scripts may not " +
+			"use it")
 	}
 	switch h.t.c.denialIn(cmd, args, h.t.db, "lua") {
 	case acl.Allowed:
 	case acl.DeniedCommand:
-		return nil, "ERR The user executing the script can't run this command or subcommand"
+		return nil, refusal("ERR The user executing the script can't run this command or subcommand")
 	case acl.DeniedDatabase:
-		return nil, "ERR The user executing the script can't access this database"
+		return nil, refusal("ERR The user executing the script can't access this database")
 	case acl.DeniedChannel:
-		return nil, "ERR The user executing the script can't publish to the channel mentioned in the command"
+		return nil, refusal("ERR The user executing the script can't publish to the channel mentioned in the command")
 	default:
-		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the " +
-			"command arguments"
+		return nil, refusal("ERR The user executing the script can't access at least one of the keys mentioned in " +
+			"the command arguments")
 	}
 	if h.readOnly && (cmd.Writes() || cmd.Channels == spec.ChannelsFirst) {
 		return nil, errScriptWrites
 	}
-	return cmd, ""
+	return cmd, nil
 }
 
 func lookupCommand(args [][]byte) *command {

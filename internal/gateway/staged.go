@@ -196,7 +196,7 @@ const maxPreload = client.MaxTxnKeys
 func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte) []stagedName {
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < maxPreload; i += s.Step {
-			if badKey(&g.dbs[db], args[i]) == "" {
+			if badKey(&g.dbs[db], args[i]) == nil {
 				dst = append(dst, stagedName{db, string(args[i])})
 			}
 		}
@@ -206,7 +206,7 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 
 // These are of [values.Keys].
 
-func (t *staged) Possible(name []byte) bool            { return badKey(t.in(), name) == "" }
+func (t *staged) Possible(name []byte) bool            { return badKey(t.in(), name) == nil }
 func (t *staged) Fail(reply values.ResultError)        { t.err = reply }
 func (t *staged) Failure() error                       { return t.err }
 func (t *staged) Current() int                         { return t.db }
@@ -223,8 +223,8 @@ func (t *staged) Miss(name []byte) {
 func (t *staged) failed() bool { return t.err != nil }
 
 func (t *staged) newKey(db int, name string) *stagedKey {
-	if bad := badKey(&t.c.g.dbs[db], name); bad != "" && t.err == nil {
-		t.err = values.ResultError(bad)
+	if err := badKey(&t.c.g.dbs[db], name); err != nil && t.err == nil {
+		t.err = values.ResultError(err.Error())
 	}
 	t.needsMore()
 	return t.addKey(db, name)
@@ -408,20 +408,20 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 		return cmd.keys(t, args, w)
 	}
 	if cmd.Fold == spec.Single {
-		if bad := badKey(t.in(), args[cmd.First]); bad != "" {
-			return refusal(bad)
+		if err := badKey(t.in(), args[cmd.First]); err != nil {
+			return err
 		}
 		k := t.Key(args[cmd.First])
 		k.Count, k.Also = 0, ""
 		return cmd.key(k, args, w)
 	}
 	if cmd.Fold == spec.SetAll && len(args)%2 == 0 {
-		return refusal(wrongArgs(cmd))
+		return wrongArgs(cmd)
 	}
 	var names [][]byte
 	for i := 1; i < len(args); i += cmd.Step {
-		if bad := badKey(t.in(), args[i]); bad != "" {
-			return refusal(bad)
+		if err := badKey(t.in(), args[i]); err != nil {
+			return err
 		}
 		names = append(names, args[i])
 	}
@@ -708,8 +708,8 @@ func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began
 func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	w := &b.w
 	type reply struct {
-		lo, hi int
-		bad    string
+		lo, hi  int
+		refused error
 	}
 	// Each reply is a part of t.out, and is found by its place since t.out may be moved while it grows.
 	replies := make([]reply, len(queue))
@@ -718,9 +718,9 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
-			replies[i].bad = c.refusalAtExec(q.cmd, q.args, t.db)
+			replies[i].refused = c.refusalAtExec(q.cmd, q.args, t.db)
 			switch {
-			case replies[i].bad != "":
+			case replies[i].refused != nil:
 			case q.cmd.key != nil || q.cmd.keys != nil:
 				t.run(q.cmd, q.args, &t.out)
 			case q.cmd.ID == spec.CmdSelect:
@@ -728,7 +728,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			case q.cmd.ID == spec.CmdHello:
 				t.out.Proto = protocolBehind(q.args, t.out.Proto)
 			}
-			if t.showing && replies[i].bad == "" && q.cmd.key == nil && q.cmd.keys == nil {
+			if t.showing && replies[i].refused == nil && q.cmd.key == nil && q.cmd.keys == nil {
 				t.shown.add(t, c.monitoredAs(), q.cmd, q.args)
 			}
 			replies[i].hi = t.out.Len()
@@ -748,8 +748,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	for i, q := range queue {
 		start, errs := w.Len(), w.Errors
 		switch r := replies[i]; {
-		case r.bad != "":
-			w.Error(r.bad)
+		case r.refused != nil:
+			values.WriteRefusal(w, r.refused)
 		case q.cmd.key != nil || q.cmd.keys != nil:
 			w.Raw(t.out.Bytes()[r.lo:r.hi])
 			if bytes.HasPrefix(t.out.Bytes()[r.lo:r.hi], []byte("-")) {
@@ -760,7 +760,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		}
 		x := ended{cmd: q.cmd, args: q.args, start: start, errs: errs, took: time.Since(b.start), shown: true,
 			inExec: true}
-		if replies[i].bad != "" {
+		if replies[i].refused != nil {
 			x.args, x.refused = nil, true
 		} else {
 			late.performed(c, t, q)

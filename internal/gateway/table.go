@@ -273,9 +273,10 @@ func sortedSubs(c *command) []*command {
 	return subs
 }
 
-func (cmd *command) notHere() string {
+// notHere is the reply to a command that kvd does not serve.
+func (cmd *command) notHere() refusal {
 	if cmd.Instead == "" {
-		return "ERR kvd does not support '" + cmd.Name + "'"
+		return refusal("ERR kvd does not support '" + cmd.Name + "'")
 	}
-	return "ERR kvd does not support '" + cmd.Name + "': " + cmd.Instead
+	return refusal("ERR kvd does not support '" + cmd.Name + "': " + cmd.Instead)
 }

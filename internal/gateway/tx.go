@@ -219,8 +219,8 @@ func cmdWatch(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 next:
 	for _, name := range args[1:] {
-		if bad := badKey(c.in, name); bad != "" {
-			return refusal(bad)
+		if err := badKey(c.in, name); err != nil {
+			return err
 		}
 		for _, x := range c.tx.watched {
 			if x.stagedName == (stagedName{c.db, string(name)}) {
@@ -297,8 +297,8 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	b.hold = true
 	defer func() { b.reset(); b.hold = false }()
 	for _, q := range queue {
-		if bad := c.refusalAtExec(q.cmd, q.args, c.db); bad != "" {
-			b.fail(q.cmd, bad)
+		if err := c.refusalAtExec(q.cmd, q.args, c.db); err != nil {
+			b.fail(q.cmd, err)
 			continue
 		}
 		if q.cmd.key != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // shelf performs commands on keys in memory, as a transaction over any of them would, and without a store: it shows
@@ -55,7 +56,7 @@ func (s *shelf) do(t testing.TB, args ...string) []byte {
 	}
 	s.w.Reset(1 << 20)
 	if cmd.Arity > 0 && len(a) != cmd.Arity || len(a) < -cmd.Arity {
-		s.w.Error(wrongArgs(cmd))
+		values.WriteRefusal(&s.w, wrongArgs(cmd))
 		return s.w.Bytes()
 	}
 	s.t.run(cmd, a, &s.w)
