@@ -85,17 +85,19 @@ words: ## how long the sentences of the documents are
 
 # It compiles as protoc does, and comes by the Go proxy.
 .PHONY: generate
-generate: ## code from the .proto files
-	$(GO) run ./internal/generate $$(git ls-files '*.proto')
+generate: ## code from the .proto files and the descriptions of Redis's commands
+	$(GO) run ./internal/generate $$(git ls-files '*.proto' internal/redis/spec/commands.jsonl)
 
 .PHONY: data-folder
 data-folder: ## data folders of a directory, made with the kvd and kvctl in the folder BIN, for the tests of later versions: BIN=, VERSION=
 	@test -n "$(BIN)" -a -n "$(VERSION)" || { echo 'BIN= a folder with kvd and kvctl, VERSION= what they are'; exit 2; }
 	server/testdata/folder.sh "$(BIN)" "$(VERSION)"
 
+GENERATED = '*.pb.go' 'internal/redis/spec/*.go'
+
 .PHONY: generate-check
-generate-check: generate ## the committed code is what the .proto files give
-	@test -z "$$(git status --porcelain -- '*.pb.go')" || { git diff -- '*.pb.go'; echo 'generated code is not what is committed: make generate, and commit it'; exit 1; }
+generate-check: generate ## the committed code is what make generate gives
+	@test -z "$$(git status --porcelain -- $(GENERATED))" || { git diff -- $(GENERATED); echo 'generated code is not what is committed: make generate, and commit it'; exit 1; }
 
 # go test fuzzes one target of one package at a time.
 .PHONY: fuzz

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -102,38 +103,25 @@ const errNoACLFile = "ERR This Redis instance is not configured to use an ACL fi
 	"via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) " +
 	"in order to store users in the Redis configuration."
 
-// aclCommands are apart from the table since they are many.
-func aclCommands() *command {
-	return container("acl", "server", "Users, and what they may do.", nil,
-		onConn("acl|cat", -2, "", cmdACLCat, "Lists categories, or the commands of one."),
-		onConn("acl|deluser", -3, "", cmdACLDelUser, "Deletes users, and closes their connections to this gateway."),
-		onConn("acl|dryrun", -4, "", cmdACLDryRun, "Tells whether a user may perform a command."),
-		onConn("acl|genpass", -2, "", cmdACLGenPass, "Makes a random password."),
-		onConn("acl|getuser", 3, "", cmdACLGetUser, "Describes a user."),
-		onConn("acl|list", 2, "", cmdACLList, "Returns the users as lines of a file."),
-		onConn("acl|load", 2, "", cmdACLLoad, "Reads the file of users again."),
-		onConn("acl|log", -2, "", cmdACLLog, "Returns what was refused of late."),
-		onConn("acl|save", 2, "", cmdACLSave, "Writes the file of users."),
-		onConn("acl|setuser", -3, "", cmdACLSetUser, "Makes or changes a user of this gateway."),
-		onConn("acl|users", 2, "", cmdACLUsers, "Returns the names of users."),
-		onConn("acl|whoami", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
+// aclCommands are about users.
+func aclCommands() performers {
+	return performers{
+		spec.CmdAclCat:     cmdACLCat,
+		spec.CmdAclDeluser: cmdACLDelUser,
+		spec.CmdAclDryrun:  cmdACLDryRun,
+		spec.CmdAclGenpass: cmdACLGenPass,
+		spec.CmdAclGetuser: cmdACLGetUser,
+		spec.CmdAclList:    cmdACLList,
+		spec.CmdAclLoad:    cmdACLLoad,
+		spec.CmdAclLog:     cmdACLLog,
+		spec.CmdAclSave:    cmdACLSave,
+		spec.CmdAclSetuser: cmdACLSetUser,
+		spec.CmdAclUsers:   cmdACLUsers,
+		spec.CmdAclWhoami: func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.BulkString(c.user.Load().Name)
 			return nil
-		}, "Returns the connection's user."),
-		helpOf("acl", "CAT [<category>]", "    List all commands that belong to <category>, or all command categories,",
-			"    when no category is specified.",
-			"DELUSER <username> [<username> ...]", "    Delete a list of users.",
-			"DRYRUN <username> <command> [<arg> ...]", "    Returns whether the user can execute the given command "+
-				"without executing the command.",
-			"GETUSER <username>", "    Get the user's details.",
-			"GENPASS [<bits>]", "    Generate a secure 256-bit user password. The optional `bits` argument can",
-			"    be used to specify a different size.",
-			"LIST", "    Show users details in config file format.", "LOAD", "    Reload users from the ACL file.",
-			"LOG [<count> | RESET]", "    Show the ACL log entries.", "SAVE",
-			"    Save the current config to the ACL file.",
-			"SETUSER <username> <attribute> [<attribute> ...]",
-			"    Create or modify a user with the specified attributes.",
-			"USERS", "    List all the registered usernames.", "WHOAMI", "    Return the current connection username."))
+		},
+	}
 }
 
 // cmdACLCat lists commands that are served, so that nobody counts on a right to others.
@@ -150,11 +138,11 @@ func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) error {
 		}
 		for _, c := range commandsByID {
 			if c.served() && c.categories&cat != 0 {
-				names = append(names, c.name)
+				names = append(names, c.Name)
 			}
 		}
 	default:
-		return refusal(wrongArgs(commands["acl"].sub["cat"]))
+		return wrongArgs(commandsByID[spec.CmdAclCat])
 	}
 	writeStrings(w, names)
 	return nil
@@ -310,7 +298,7 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 	count := int64(10)
 	switch {
 	case len(args) > 3:
-		return refusal(wrongArgs(commands["acl"].sub["log"]))
+		return wrongArgs(commandsByID[spec.CmdAclLog])
 	case len(args) == 3 && values.Fold(args[2], "reset"):
 		c.g.denials.Reset()
 		w.OK()
@@ -349,7 +337,7 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) error {
 	bits := int64(256)
 	if len(args) > 3 {
-		return refusal(wrongArgs(commands["acl"].sub["genpass"]))
+		return wrongArgs(commandsByID[spec.CmdAclGenpass])
 	}
 	if len(args) == 3 {
 		var ok bool
@@ -385,15 +373,15 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case cmd == nil:
 		return refusal("ERR Command '" + values.Clip(args[0], 128) + "' not found")
-	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
-		return refusal(wrongArgs(cmd))
+	case cmd.mistaken(len(args)):
+		return wrongArgs(cmd)
 	}
 	a := c.accessOf(cmd, args, c.db)
 	switch why, at := u.Rights().Check(&a); why {
 	case acl.Allowed:
 		w.OK()
 	case acl.DeniedCommand:
-		w.BulkString("This user has no permissions to run the '" + cmd.name + "' command")
+		w.BulkString("This user has no permissions to run the '" + cmd.Name + "' command")
 	case acl.DeniedDatabase:
 		w.BulkString("This user has no permissions to access this database")
 	case acl.DeniedChannel:

@@ -150,7 +150,7 @@ func TestCategoriesLikeRedis(t *testing.T) {
 		ours := cmd.categories.Names()
 		slices.Sort(ours)
 		if slices.Sort(theirs); !slices.Equal(ours, theirs) {
-			t.Errorf("%s: categories %v, redis-server has %v", cmd.name, ours, theirs)
+			t.Errorf("%s: categories %v, redis-server has %v", cmd.Name, ours, theirs)
 		}
 	}
 	all, err := c.Do(t.Context(), "COMMAND").Slice()
@@ -169,10 +169,10 @@ func TestCategoriesLikeRedis(t *testing.T) {
 func TestEveryCommandHasCategories(t *testing.T) {
 	for _, c := range commandsByID {
 		if c != unknown && c.categories == 0 {
-			t.Errorf("%s has none: say which in categories.txt", c.name)
+			t.Errorf("%s has none", c.Name)
 		}
-		if c.first > 0 && !c.inDatabase {
-			t.Errorf("%s has keys and no database", c.name)
+		if c.First > 0 && !c.inDatabase {
+			t.Errorf("%s has keys and no database", c.Name)
 		}
 	}
 }
@@ -412,8 +412,8 @@ func TestRulesAllocateNothing(t *testing.T) {
 		}
 		known := named(lower(nil, args[0]))
 		if n := testing.AllocsPerRun(100, func() {
-			if bad := c.refusal(known, args); bad != "" {
-				t.Error(bad)
+			if err := c.refusal(known, args); err != nil {
+				t.Error(err)
 			}
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", cmd, n)

@@ -22,7 +22,7 @@ func isError(w *resp.Writer, start int) bool { return start < w.Len() && w.Bytes
 // tellAnswered names the database of the connection, which for SELECT is the one that it has chosen. A command with a
 // reply that has been sent in parts has the error class of what is left of it.
 func (c *conn) tellAnswered(cmd *command, w *resp.Writer, start int, failed bool, took time.Duration) {
-	a := netsrv.Answered{Command: cmd.name, Database: c.g.o.Databases[c.db].Name, Took: took, Client: c.remote}
+	a := netsrv.Answered{Command: cmd.Name, Database: c.g.o.Databases[c.db].Name, Took: took, Client: c.remote}
 	if failed {
 		all := w.Bytes()
 		a.Error, a.Unknown = errorClass(all[min(start, len(all)):])

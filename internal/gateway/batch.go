@@ -10,7 +10,9 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/loop"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -82,32 +84,17 @@ type entry struct {
 	n           int   // first: keys of the command
 	lo, hi      int   // its reply in unit.out
 	count       int64
-	text        string // the reply, an error, of one that goes nowhere
+	refused     error  // the reply of one that goes nowhere
 	change      change // of an update
 }
-
-// kind is what a unit asks of the store, from the cheapest on. A unit of several commands is of
-// the least kind that does for all: reads stay reads, puts stay puts (the last one counts, and
-// no reply depends on the others), and all else is an update, which may run several times.
-type kind uint8
-
-const (
-	presence  kind = 1 + iota // that there is one, its version and expiry; no use is noted
-	readValue                 // a Get of nothing but a plain value; of a collection, that there is one
-	read                      // version, expiry, flags and type, too, of any value
-	put                       // replies do not depend on what was there
-	putIf                     // one entry; replies say whether the condition held
-	remove                    // one entry
-	update                    // reads, and writes if it is still what was read
-)
 
 // unit is what the batch does to one key.
 // It is kept with its buffers from batch to batch; reset forgets what belongs to a client.
 type unit struct {
-	b           *batch // which has it, for apply
-	name        []byte // as the client has it, without the database's prefix
-	hash, slot  uint64 // in b.table
-	kind        kind
+	b           *batch      // which has it, for apply
+	name        []byte      // as the client has it, without the database's prefix
+	hash, slot  uint64      // in b.table
+	kind        spec.Kind   // the least that does for all of its entries
 	first, last int32       // entries
 	cond        client.Cond // of putIf
 	value       []byte      // of put and putIf: an argument, not a copy
@@ -226,13 +213,13 @@ func (b *batch) reset() {
 
 // fail adds a command that is answered with an error and goes nowhere.
 // It is an entry nevertheless, since replies come in the order of commands.
-func (b *batch) fail(cmd *command, text string) {
-	b.entries = append(b.entries, entry{cmd: cmd, unit: -1, next: -1, first: true, last: true, text: text})
+func (b *batch) fail(cmd *command, why error) {
+	b.entries = append(b.entries, entry{cmd: cmd, unit: -1, next: -1, first: true, last: true, refused: why})
 }
 
 // refuse is fail for a command that begins and finds its arguments wrong, which MONITOR shows, too.
-func (b *batch) refuse(cmd *command, args [][]byte, text string) {
-	b.fail(cmd, text)
+func (b *batch) refuse(cmd *command, args [][]byte, why error) {
+	b.fail(cmd, why)
 	b.entries[len(b.entries)-1].args = args
 }
 
@@ -317,9 +304,9 @@ func (b *batch) newUnit(name []byte) *unit {
 // A batch of more keys than the window is performed first: the window is what keeps values that
 // are read together within batchBytes (see adapt). In a transaction nothing may be performed
 // before all of it is there.
-func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
-	if want == readValue && b.c.tracksReads() {
-		want = read // for the version
+func (b *batch) add(e entry, name []byte, want spec.Kind) (*unit, error) {
+	if want == spec.ReadValue && b.c.tracksReads() {
+		want = spec.Read // for the version
 	}
 	if !b.hold && (len(b.units) >= b.c.window || len(b.entries) >= maxEntries) {
 		if err := b.run(); err != nil {
@@ -336,17 +323,17 @@ func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 	} else {
 		b.entries[u.last].next = at
 		switch {
-		case u.kind <= read && want <= read:
+		case u.kind <= spec.Read && want <= spec.Read:
 			u.kind = max(u.kind, want)
-		case u.kind != put || want != put:
-			u.kind = update
+		case u.kind != spec.PutValue || want != spec.PutValue:
+			u.kind = spec.Update
 		}
 	}
 	u.last = at
-	if want <= read && b.c.tracksReads() {
+	if want <= spec.Read && b.c.tracksReads() {
 		u.track = true
 	}
-	if want >= put {
+	if want >= spec.PutValue {
 		b.writes = true
 		for _, a := range e.args {
 			if len(a) > eachLimit {
@@ -363,40 +350,40 @@ func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 // An error is that of sending the replies of a batch that was full, and ends the connection. A refusal is an entry.
 // Commands of several keys each become as many entries as they have keys, even if a key is named twice.
 func (b *batch) admit(cmd *command, args [][]byte) error {
-	switch cmd.fold {
-	case single:
-		name := args[cmd.first]
-		if bad := badKey(b.c.in, name); bad != "" {
-			b.refuse(cmd, args, bad)
+	switch cmd.Fold {
+	case spec.Single:
+		name := args[cmd.First]
+		if err := badKey(b.c.in, name); err != nil {
+			b.refuse(cmd, args, err)
 			return nil
 		}
 		return b.admitOne(cmd, args, name)
-	case setAll:
+	case spec.SetAll:
 		if len(args)%2 == 0 {
 			b.refuse(cmd, args, wrongArgs(cmd))
 			return nil
 		}
 	}
-	step := cmd.step
+	step := cmd.Step
 	for i := 1; i < len(args); i += step {
-		if bad := badKey(b.c.in, args[i]); bad != "" {
-			b.refuse(cmd, args, bad)
+		if err := badKey(b.c.in, args[i]); err != nil {
+			b.refuse(cmd, args, err)
 			return nil
 		}
 	}
 	n := (len(args) - 1) / step
 	for i := range n {
 		a := args[1+i*step:][:step]
-		want := cmd.kind // put of MSET, and remove of DEL and UNLINK, whose answer says whether the key was there
-		if want == put && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
-			want = update // which tells whether the key was there
+		want := cmd.Kind // put of MSET, and remove of DEL and UNLINK, whose answer says whether the key was there
+		if want == spec.PutValue && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
+			want = spec.Update // which tells whether the key was there
 		}
 		e := entry{cmd: cmd, args: a, first: i == 0, last: i == n-1, n: n}
 		u, err := b.add(e, a[0], want)
 		if err != nil {
 			return err
 		}
-		if want == put {
+		if want == spec.PutValue {
 			u.value, u.expires = a[1], 0
 		}
 	}
@@ -406,46 +393,46 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 // It finds what the store can do in one round trip. A write that expires at once is none of it:
 // as in Redis it deletes, and then what was there counts.
 func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
-	want := cmd.kind
+	want := cmd.Kind
 	var value []byte
 	var cond client.Cond
 	var at int64
 	var err error
-	switch cmd.special {
-	case plainSet:
+	switch cmd.Put {
+	case spec.PutSet:
 		value = args[2]
-		want = put
+		want = spec.PutValue
 		if len(args) > 3 {
 			var a values.SetArgs
-			a, err = values.ParseSet("set", args[3:], b.now, false)
+			a, err = values.ParseSet(cmd.Name, args[3:], b.now, false)
 			at = a.Expires
 			switch {
 			case a.Get || a.KeepTTL:
-				want = update
+				want = spec.Update
 			case a.NX:
-				want, cond = putIf, client.IfAbsent
+				want, cond = spec.PutIf, client.IfAbsent
 			case a.XX:
-				want, cond = putIf, client.IfPresent
+				want, cond = spec.PutIf, client.IfPresent
 			}
 		}
-	case setNX:
+	case spec.PutSetnx:
 		value, cond = args[2], client.IfAbsent
-	case setFor1, setFor1000:
+	case spec.PutPsetex, spec.PutSetex:
 		value = args[3]
-		at, err = values.ExpireAt(cmd.name, args[2], cmd.special == setFor1000, false, b.now)
+		at, err = values.ExpireAt(cmd.Name, args[2], cmd.Put == spec.PutSetex, false, b.now)
 	}
 	if err != nil {
-		b.refuse(cmd, args, err.Error())
+		b.refuse(cmd, args, err)
 		return nil
 	}
 	if at != 0 && at <= b.now {
-		want = update // which makes a delete of it
+		want = spec.Update // which makes a delete of it
 	}
-	if want == put && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
-		want = update // which tells whether the key was there
+	if want == spec.PutValue && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
+		want = spec.Update // which tells whether the key was there
 	}
 	u, err := b.add(entry{cmd: cmd, args: args, first: true, last: true, n: 1}, name, want)
-	if err == nil && want >= put {
+	if err == nil && want >= spec.PutValue {
 		u.value, u.expires, u.cond = value, at, cond
 	}
 	return err
@@ -454,8 +441,6 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 var (
 	// errUnchanged: the commands of an update changed nothing, so that there is nothing to write. It is an answer.
 	errUnchanged = errors.New("unchanged")
-	// errWatched: a key that was watched has another version. Nothing was written; EXEC replies null.
-	errWatched = errors.New("watched key has changed")
 )
 
 // run performs the batch and writes its replies. Its error is that of sending.
@@ -491,7 +476,7 @@ func (b *batch) perform() {
 	if n > freeUnits || b.heavy > 0 || long > 0 {
 		need := writeCost*b.heavy + long
 		for _, u := range b.units {
-			if (u.kind == put || u.kind == putIf) && len(u.value) > eachLimit {
+			if (u.kind == spec.PutValue || u.kind == spec.PutIf) && len(u.value) > eachLimit {
 				need -= (writeCost - putCost) * int64(len(u.value)) // it is not copied
 			}
 		}
@@ -564,19 +549,19 @@ func (c *conn) adapt(b *batch) {
 func (b *batch) performOne(ctx context.Context, u *unit) {
 	api, name := b.c.in.api, b.c.in.stored(u.name)
 	switch {
-	case u.kind == presence:
+	case u.kind == spec.Presence:
 		in, err := api.Exists(ctx, name)
 		u.takeAnswer(client.Item{Version: in.Version, Expires: in.Expires}, err)
-	case u.kind == readValue:
+	case u.kind == spec.ReadValue:
 		n, err := getInto(ctx, api, name, &u.into)
 		u.takeAnswer(client.Item{Value: u.into[:n]}, err)
-	case u.kind == put && u.expires == 0:
+	case u.kind == spec.PutValue && u.expires == 0:
 		_, err := api.Put(ctx, name, u.value, client.PutOptions{})
 		u.takeAnswer(client.Item{}, err)
-	case u.kind == putIf && u.cond == client.IfAbsent && u.expires == 0:
+	case u.kind == spec.PutIf && u.cond == client.IfAbsent && u.expires == 0:
 		_, err := api.PutIfAbsent(ctx, name, u.value, client.PutOptions{})
 		u.takeAnswer(client.Item{}, err)
-	case u.kind == remove:
+	case u.kind == spec.Remove:
 		u.takeAnswer(client.Item{}, api.Delete(ctx, name))
 	default:
 		b.performUnits(ctx, []*unit{u})
@@ -597,19 +582,19 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 		o := &b.ops[i]
 		o.Key = b.c.in.stored(u.name)
 		switch u.kind {
-		case presence:
+		case spec.Presence:
 			o.Kind = client.OpExists
-		case readValue, read:
+		case spec.ReadValue, spec.Read:
 			if u.into == nil {
 				u.into = make([]byte, 0, 512)
 			}
-			o.Kind, o.Into, o.Typed = client.OpGet, u.into, u.kind == read
-		case put, putIf:
-			o.Kind, o.Value, o.Expires, o.Cond = client.OpPut, u.value, timeOf(u.expires), client.Always
-			if u.kind == putIf {
+			o.Kind, o.Into, o.Typed = client.OpGet, u.into, u.kind == spec.Read
+		case spec.PutValue, spec.PutIf:
+			o.Kind, o.Value, o.Expires, o.Cond = client.OpPut, u.value, exec.TimeOf(u.expires), client.Always
+			if u.kind == spec.PutIf {
 				o.Cond = u.cond
 			}
-		case remove:
+		case spec.Remove:
 			o.Kind = client.OpDelete
 		default:
 			o.Kind, o.Update, o.Typed = client.OpUpdate, u.apply, true
@@ -633,7 +618,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 func (u *unit) takeAnswer(it client.Item, err error) {
 	u.stored = err == nil
 	switch u.kind {
-	case presence, readValue, read:
+	case spec.Presence, spec.ReadValue, spec.Read:
 		if u.got = it.Version; errors.Is(err, client.ErrNotFound) {
 			it, u.got, u.stored, err = client.Item{}, 0, false, nil
 		}
@@ -641,15 +626,15 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 			it, u.stored, err = client.Item{Type: values.Unread}, true, nil
 		}
 		u.load(it, u.stored)
-	case putIf:
+	case spec.PutIf:
 		if errors.Is(err, client.ErrExists) || errors.Is(err, client.ErrNotFound) {
 			err = nil
 		}
-	case remove:
+	case spec.Remove:
 		if errors.Is(err, client.ErrNotFound) {
 			err = nil
 		}
-	case update:
+	case spec.Update:
 		if u.got = it.Version; errors.Is(err, errUnchanged) {
 			err = nil
 		}
@@ -679,8 +664,8 @@ func (b *batch) replies() error {
 			continue
 		}
 		x := ended{cmd: e.cmd, args: e.args, start: b.cur.start, errs: b.cur.errors, took: b.tookFrom(took),
-			refused: e.text != "", shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed, inExec: b.hold}
-		if e.unit >= 0 && e.cmd.fold != single {
+			refused: e.refused != nil, shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed, inExec: b.hold}
+		if e.unit >= 0 && e.cmd.Fold != spec.Single {
 			x.args, x.nameless = b.cur.args[:e.n*len(e.args)], true
 		}
 		if err := b.finish(&x); err != nil {
@@ -701,16 +686,16 @@ func (b *batch) reply(e *entry) error {
 	w, cur := &b.w, &b.cur
 	if e.first {
 		cur.start, cur.errors, cur.sum, cur.failed, cur.streamed, cur.late = w.Len(), w.Errors, 0, false, false, false
-		if e.cmd.fold != single {
+		if e.cmd.Fold != spec.Single {
 			cur.args = e.args
 		}
-		if e.cmd.fold == list && e.unit >= 0 {
+		if e.cmd.Fold == spec.List && e.unit >= 0 {
 			w.Array(e.n)
 		}
 	}
 	if e.unit < 0 {
-		if e.text != "" {
-			w.Error(e.text)
+		if e.refused != nil {
+			values.WriteRefusal(w, e.refused)
 		} else {
 			values.WriteRefusal(w, e.cmd.conn(b.c, w, e.args))
 		}
@@ -754,29 +739,29 @@ func (b *batch) tell(e *entry, u *unit) {
 	}
 	k := &u.k
 	switch u.kind {
-	case presence, readValue, read:
+	case spec.Presence, spec.ReadValue, spec.Read:
 		k.Count = 0
 		values.WriteRefusal(w, e.cmd.key(k, e.args, w))
 		cur.sum += k.Count
-		if e.cmd.lookup {
+		if e.cmd.Kind.Looks() {
 			b.lookups[values.Bit(k.Present)]++
 		}
-	case put:
-		if e.cmd.fold == single {
+	case spec.PutValue:
+		if e.cmd.Fold == spec.Single {
 			w.OK()
 		}
-	case putIf:
+	case spec.PutIf:
 		switch {
-		case e.cmd.special == setNX:
+		case e.cmd.Put == spec.PutSetnx:
 			w.Int(values.Bit(u.stored))
 		case u.stored:
 			w.OK()
 		default:
 			w.Null()
 		}
-	case remove:
+	case spec.Remove:
 		cur.sum += values.Bit(u.stored)
-	case update:
+	case spec.Update:
 		w.Raw(u.out.Bytes()[e.lo:e.hi])
 		if e.hi > e.lo && u.out.Bytes()[e.lo] == '-' {
 			w.Errors++
@@ -784,10 +769,10 @@ func (b *batch) tell(e *entry, u *unit) {
 		cur.sum += e.count
 	}
 	if e.last {
-		switch e.cmd.fold {
-		case sum:
+		switch e.cmd.Fold {
+		case spec.Sum:
 			w.Int(cur.sum)
-		case setAll:
+		case spec.SetAll:
 			w.OK()
 		}
 	}

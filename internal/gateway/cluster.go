@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -40,40 +41,28 @@ func inCluster(f connFunc) connFunc {
 }
 
 // clusterCommands are those that clients use to find their way. Those that change a cluster are not served.
-func clusterCommands() []*command {
-	sub := func(name string, arity int, f connFunc, summary string) *command {
-		return onConn("cluster|"+name, arity, "", inCluster(f), summary)
-	}
-	return []*command{
-		container("cluster", "cluster", "The gateway as a Redis Cluster, if it is told to be one.", nil,
-			sub("info", 2, cmdClusterInfo, "Describes the cluster."),
-			sub("nodes", 2, cmdClusterNodes, "Describes its node."),
-			sub("slots", 2, cmdClusterSlots, "Tells where the slots are."),
-			sub("shards", 2, cmdClusterShards, "Tells where the slots are."),
-			sub("myid", 2, func(c *conn, w *resp.Writer, _ [][]byte) error {
-				w.BulkString(c.g.runID)
-				return nil
-			}, "Returns the node's id."),
-			sub("links", 2, replyEmpty, "Is empty."),
-			sub("replicas", 3, cmdClusterReplicas, "Is empty."),
-			sub("slaves", 3, cmdClusterReplicas, "Is empty."),
-			sub("keyslot", 3, func(_ *conn, w *resp.Writer, args [][]byte) error {
-				w.Int(int64(slotOf(args[2])))
-				return nil
-			}, "Returns a key's slot."),
-			sub("countkeysinslot", 3, cmdClusterCount, "Counts the keys in a slot."),
-			sub("getkeysinslot", 4, cmdClusterKeys, "Returns keys in a slot."),
-			helpOf("cluster", "COUNTKEYSINSLOT <slot>", "    Return the number of keys in <slot>.",
-				"GETKEYSINSLOT <slot> <count>", "    Return key names in a slot.",
-				"INFO", "    Return information about the cluster.", "KEYSLOT <key>",
-				"    Return the hash slot for <key>.", "LINKS", "    Return an empty list.",
-				"MYID", "    Return the node id.", "NODES", "    Return the cluster configuration.",
-				"REPLICAS <node-id>", "    Return an empty list.",
-				"SHARDS", "    Return slot ranges and their nodes.", "SLOTS",
-				"    Return slot ranges and their nodes.")),
-		onConn("readonly", 1, "cluster", inCluster(replyOK), "Does nothing."),
-		onConn("readwrite", 1, "cluster", inCluster(replyOK), "Does nothing."),
-		onConn("asking", 1, "cluster", inCluster(replyOK), "Does nothing."),
+func clusterCommands() performers {
+	return performers{
+		spec.CmdClusterInfo:   inCluster(cmdClusterInfo),
+		spec.CmdClusterNodes:  inCluster(cmdClusterNodes),
+		spec.CmdClusterSlots:  inCluster(cmdClusterSlots),
+		spec.CmdClusterShards: inCluster(cmdClusterShards),
+		spec.CmdClusterMyid: inCluster(func(c *conn, w *resp.Writer, _ [][]byte) error {
+			w.BulkString(c.g.runID)
+			return nil
+		}),
+		spec.CmdClusterLinks:    inCluster(replyEmpty),
+		spec.CmdClusterReplicas: inCluster(cmdClusterReplicas),
+		spec.CmdClusterSlaves:   inCluster(cmdClusterReplicas),
+		spec.CmdClusterKeyslot: inCluster(func(_ *conn, w *resp.Writer, args [][]byte) error {
+			w.Int(int64(slotOf(args[2])))
+			return nil
+		}),
+		spec.CmdClusterCountkeysinslot: inCluster(cmdClusterCount),
+		spec.CmdClusterGetkeysinslot:   inCluster(cmdClusterKeys),
+		spec.CmdReadonly:               inCluster(replyOK),
+		spec.CmdReadwrite:              inCluster(replyOK),
+		spec.CmdAsking:                 inCluster(replyOK),
 	}
 }
 

@@ -3,17 +3,14 @@ package gateway
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
-	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 )
 
-// tree reads a reply of RESP3 as table.jsonl has it.
+// tree reads a reply of RESP3: strings, numbers, lists, and maps of one member for other types.
 func tree(t *testing.T, r *bufio.Reader) any {
 	t.Helper()
 	line, err := r.ReadString('\n')
@@ -64,9 +61,8 @@ func mapField(m any, name string) any {
 	return nil
 }
 
-// TestTableLikeRedis: table.jsonl is what a redis-server says of the commands that are served, and with -rewrite
-// becomes that; and so does COMMAND: INFO the same, byte by byte, but for subcommands that are not served; DOCS the
-// same arguments.
+// TestTableLikeRedis: COMMAND INFO says what a redis-server says of the commands that are served, byte by byte, but for
+// subcommands that are not; DOCS has the same arguments.
 func TestTableLikeRedis(t *testing.T) {
 	theirs := dial(t, "unix", startRedis(t))
 	theirs.do(t, "HELLO", "3")
@@ -75,37 +71,15 @@ func TestTableLikeRedis(t *testing.T) {
 		p.send(t, cmd)
 		return tree(t, bufio.NewReader(bytes.NewReader(p.reply(t))))
 	}
-	var file bytes.Buffer
 	var names []string
 	for _, c := range commandsByID {
-		if !c.served() {
-			continue
+		if docs := ask(theirs, "COMMAND", "DOCS", c.Name); c.served() && docs.(map[string]any)["map"] != nil &&
+			len(docs.(map[string]any)["map"].([]any)) > 0 {
+			names = append(names, c.Name)
 		}
-		info, _ := ask(theirs, "COMMAND", "INFO", c.name).([]any)
-		docs := ask(theirs, "COMMAND", "DOCS", c.name)
-		list := docs.(map[string]any)["map"].([]any)
-		if len(list) == 0 {
-			continue // Redis has no such command
-		}
-		names = append(names, c.name)
-		one := info[0].([]any)
-		row := tableRow{Name: c.name, Flags: one[2], Tips: one[7], Keys: one[8], Since: mapField(list[1], "since"),
-			Arguments: mapField(list[1], "arguments"), DocFlags: mapField(list[1], "doc_flags")}
-		b, err := json.Marshal(row)
-		if err != nil {
-			t.Fatal(err)
-		}
-		file.Write(append(b, '\n'))
 	}
-	if f := flag.Lookup("rewrite"); f != nil && f.Value.String() == "true" {
-		if err := os.WriteFile("table.jsonl", file.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if file.String() != tableText {
-		t.Fatal("table.jsonl is not what redis-server says: KVD_COMPAT=1 go test ./internal/gateway -run " +
-			"TestTableLikeRedis -rewrite, and commit it")
+	if len(names) < 300 {
+		t.Fatalf("%d commands", len(names))
 	}
 	addr := serve(t, Options{Databases: fake()})
 	for _, proto := range []string{"2", "3"} {

@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -487,14 +488,14 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		c.last.Store(cmd)
 	}
 	c.endSkip(b)
-	if (c.caching != cachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.name, "client|") { // EXEC may set it
+	if (c.caching != cachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.Name, "client|") { // EXEC may set it
 		defer func() {
 			if !c.tx.queueing { // MULTI passes it on to EXEC
 				c.caching = cachingAsUsual
 			}
 		}()
 	}
-	if bad == "" && b.heed&heedPause != 0 {
+	if bad == nil && b.heed&heedPause != 0 {
 		if err := c.awaitUnpause(b, cmd, args); err != nil {
 			return err
 		}
@@ -503,10 +504,10 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
 	}
-	if bad == "" && !c.tx.queueing {
+	if bad == nil && !c.tx.queueing {
 		c.countHot(cmd, args)
 	}
-	if bad == "" && !c.tx.queueing && b.joins(cmd, args) {
+	if bad == nil && !c.tx.queueing && b.joins(cmd, args) {
 		return b.addScript(cmd, args)
 	}
 	if len(b.scripts) > 0 {
@@ -516,7 +517,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		b.tick()
 	}
 	switch {
-	case bad != "" || c.tx.queueing && !cmd.noQueue:
+	case bad != nil || c.tx.queueing && !cmd.Is(spec.AtOnce):
 		return c.queue(b, cmd, args, bad)
 	case cmd.key != nil:
 		return b.admit(cmd, args)
@@ -525,7 +526,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		return err
 	}
 	b.tick()
-	if !cmd.swift {
+	if !cmd.Is(spec.Swift) {
 		c.link.Waits()
 	}
 	w := &b.w
@@ -571,30 +572,30 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 // are wrong.
 // A refused command is answered at once, and makes EXEC fail, as in Redis. Even then the reply
 // waits its turn behind those of the batch.
-func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
-	if bad == "" && cmd.steps {
-		bad = "ERR kvd: '" + cmd.name + "' cannot be done in one step with others, so it is not allowed in a " +
-			"transaction"
+func (c *conn) queue(b *batch, cmd *command, args [][]byte, why error) error {
+	if why == nil && cmd.Is(spec.InSteps) {
+		why = refusal("ERR kvd: '" + cmd.Name + "' cannot be done in one step with others, so it is not allowed in a " +
+			"transaction")
 	}
-	if bad == "" && !c.tx.push(c, cmd, args) {
-		bad = "ERR kvd: transaction of more than " + units.Bytes(c.g.queryBytes())
+	if why == nil && !c.tx.push(c, cmd, args) {
+		why = refusal("ERR kvd: transaction of more than " + units.Bytes(c.g.queryBytes()))
 	}
-	if bad != "" {
+	if why != nil {
 		if c.tx.queueing {
 			c.tx.broken = true
 		}
-		if cmd.batch != nil && bad != errStopping { // an EXEC that is refused ends the transaction all the same
-			bad = "EXECABORT Transaction discarded because of: " + strings.TrimPrefix(bad, "ERR ")
+		if cmd.batch != nil && why != errStopping { // an EXEC that is refused ends the transaction all the same
+			why = refusal("EXECABORT Transaction discarded because of: " + strings.TrimPrefix(why.Error(), "ERR "))
 			c.tx.end(c)
 			c.forgetWatched()
 		}
-		b.fail(cmd, bad)
+		b.fail(cmd, why)
 		return nil
 	}
 	if err := b.run(); err != nil {
 		return err
 	}
-	if cmd == selectCommand {
+	if cmd.ID == spec.CmdSelect {
 		c.tx.db = c.selected(c.tx.db, args)
 	}
 	start := b.w.Len()
@@ -606,14 +607,14 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 // The order of the checks is that of Redis's processCommand, since clients see which one comes
 // first; in particular nobody learns before AUTH more than which commands exist.
 // It performs nothing, and may be asked twice about one command. args has one element at least.
-func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
-	if cmd = c.latest; cmd == nil || !values.Fold(args[0], cmd.name) {
+func (c *conn) lookup(args [][]byte) (cmd *command, err error) {
+	if cmd = c.latest; cmd == nil || !values.Fold(args[0], cmd.Name) {
 		cmd = find(args[0])
 		c.latest = cmd
 	}
 	switch {
 	case cmd == nil:
-		cmd, bad = unknown, unknownCommand(args)
+		cmd, err = unknown, unknownCommand(args)
 	case cmd.sub != nil:
 		if len(args) < 2 {
 			if cmd.conn == nil {
@@ -623,43 +624,43 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		}
 		sub := cmd.subcommand(args[1])
 		if sub == nil {
-			bad = "ERR unknown subcommand '" + values.Clip(args[1], 128) + "'. Try " +
-				strings.ToUpper(cmd.name) + " HELP."
+			err = refusal("ERR unknown subcommand '" + values.Clip(args[1], 128) + "'. Try " +
+				strings.ToUpper(cmd.Name) + " HELP.")
 			cmd = unknown
 			break
 		}
 		cmd = sub
 	}
-	if bad == "" && (cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity) {
-		bad = wrongArgs(cmd)
+	if err == nil && cmd.mistaken(len(args)) {
+		err = wrongArgs(cmd)
 	}
-	if bad == "" && !cmd.noAuth {
+	if err == nil && !cmd.Has(spec.FlagNoAuth) {
 		if c.authed || c.admitted() {
-			bad = c.refusal(cmd, args)
+			err = c.refusal(cmd, args)
 		} else {
-			bad = "NOAUTH Authentication required."
+			err = refusal("NOAUTH Authentication required.")
 		}
 	}
-	if bad == "" && c.proto == 2 && c.listens.Load() > 0 && !cmd.listening {
-		bad = "ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET " +
-			"are allowed in this context"
+	if err == nil && c.proto == 2 && c.listens.Load() > 0 && !cmd.Is(spec.WhileListening) {
+		err = refusal("ERR Can't execute '" + cmd.Name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / " +
+			"RESET are allowed in this context")
 	}
-	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
-		bad = cmd.notHere()
+	if err == nil && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
+		err = cmd.notHere()
 	}
-	return cmd, bad
+	return cmd, err
 }
 
 // refusal is what a command says that is not performed, in Redis's words.
 type refusal = args.Refusal
 
-func wrongArgs(cmd *command) string {
-	return "ERR wrong number of arguments for '" + cmd.name + "' command"
+func wrongArgs(cmd *command) refusal {
+	return refusal("ERR wrong number of arguments for '" + cmd.Name + "' command")
 }
 
 // unknownCommand repeats the client's words, as Redis does, but no more than 128 bytes of them:
 // a reply must not become long because a request was.
-func unknownCommand(args [][]byte) string {
+func unknownCommand(args [][]byte) refusal {
 	var s strings.Builder
 	for _, a := range args[1:] {
 		if s.Len() >= 128 {
@@ -667,5 +668,5 @@ func unknownCommand(args [][]byte) string {
 		}
 		s.WriteString("'" + values.Clip(a, 128-s.Len()) + "' ")
 	}
-	return "ERR unknown command '" + values.Clip(args[0], 128) + "', with args beginning with: " + s.String()
+	return refusal("ERR unknown command '" + values.Clip(args[0], 128) + "', with args beginning with: " + s.String())
 }

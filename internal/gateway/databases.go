@@ -122,23 +122,23 @@ func (n *namespace) find(stored []byte) (i int, name []byte) {
 }
 
 // badKey is the error for a name that no key of a database can have; the store would refuse it, too, but for the whole
-// batch. The empty string says that the name is good; the empty name is, too, as in Redis.
-func badKey[S string | []byte](d *database, name S) string {
+// batch. The empty name is good, as in Redis.
+func badKey[S string | []byte](d *database, name S) error {
 	switch most := client.MaxKeyLen - len(d.prefix); {
 	case len(name) > most && d.prefix != "":
-		return fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d in this database, whose namespace has others",
-			len(name), most)
+		return refusal(fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d in this database, whose namespace "+
+			"has others", len(name), most))
 	case len(name) > most:
-		return fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d", len(name), most)
+		return refusal(fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d", len(name), most))
 	case !inside.IsOwn(name):
-		return ""
+		return nil
 	case isLibraries(name):
-		return "ERR kvd: this key is reserved for libraries of functions"
+		return refusal("ERR kvd: this key is reserved for libraries of functions")
 	case string(name) == inside.EmptyKey:
-		return "ERR kvd: this key is reserved for the empty key"
+		return refusal("ERR kvd: this key is reserved for the empty key")
 	}
-	return "ERR kvd: keys that begin with \"\\x00" + inside.OwnPrefix[1:] +
-		"\" are reserved for other databases of the namespace"
+	return refusal("ERR kvd: keys that begin with \"\\x00" + inside.OwnPrefix[1:] +
+		"\" are reserved for other databases of the namespace")
 }
 
 // isLibraries reports whether a name is of the key that gateways keep libraries in. Users neither see nor touch it.

@@ -7,6 +7,7 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -21,7 +22,7 @@ func servedCommands() []*command {
 			out = append(out, c)
 		}
 	}
-	slices.SortFunc(out, func(a, b *command) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(out, func(a, b *command) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -73,32 +74,31 @@ func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	return nil
 }
 
-// describe is a command as COMMAND tells of it: ten fields since Redis 7. Flags, tips and key specifications are those
-// that Redis has.
+// describe is a command as COMMAND tells of it: ten fields since Redis 7.
 func describe(w *resp.Writer, c *command) {
 	w.Array(10)
-	w.BulkString(c.name)
-	w.Int(int64(c.arity))
+	w.BulkString(c.Name)
+	w.Int(int64(c.Arity))
+	writeFlags(w, c.Flags.Names())
+	w.Int(int64(c.First))
+	w.Int(int64(c.Last))
+	w.Int(int64(c.Step))
 	cats := c.categories.Names()
-	row := table()[c.name]
-	if row != nil {
-		writeTree(w, row.Flags)
-	} else {
-		describeFlags(w, c, cats)
-	}
-	w.Int(int64(c.first))
-	w.Int(int64(c.last))
-	w.Int(int64(c.step))
 	w.Set(len(cats))
 	for _, cat := range cats {
 		w.Simple("@" + cat)
 	}
-	if row != nil {
-		writeTree(w, row.Tips)
-		writeTree(w, row.Keys)
-	} else {
-		w.Array(0)
-		w.Array(0)
+	begin := w.Set
+	if c.Doc.Since == "" { // the reply for a command that Redis 7.0 has not
+		begin = w.Array
+	}
+	begin(len(c.Doc.Tips))
+	for _, tip := range c.Doc.Tips {
+		w.BulkString(tip)
+	}
+	begin(len(c.Doc.Keys))
+	for i := range c.Doc.Keys {
+		describeKey(w, &c.Doc.Keys[i])
 	}
 	subs := sortedSubs(c)
 	w.Set(len(subs))
@@ -107,23 +107,51 @@ func describe(w *resp.Writer, c *command) {
 	}
 }
 
-// describeFlags has the flags of a command that Redis has not, as far as they follow from what is known here.
-func describeFlags(w *resp.Writer, c *command, cats []string) {
-	var flags []string
-	if c.write {
-		flags = append(flags, "write", "denyoom")
-	} else if c.key != nil || c.keys != nil {
-		flags = append(flags, "readonly")
-	}
-	if c.noAuth {
-		flags = append(flags, "no_auth")
-	}
-	if slices.Contains(cats, "fast") {
-		flags = append(flags, "fast")
-	}
+func writeFlags(w *resp.Writer, flags []string) {
 	w.Set(len(flags))
 	for _, f := range flags {
 		w.Simple(f)
+	}
+}
+
+// describeKey is a key specification.
+func describeKey(w *resp.Writer, k *spec.Key) {
+	if w.Map(3 + int(values.Bit(k.Notes != ""))); k.Notes != "" {
+		w.BulkString("notes")
+		w.BulkString(k.Notes)
+	}
+	w.BulkString("flags")
+	writeFlags(w, k.Flags)
+	part := func(name, kind string, fields ...any) {
+		w.BulkString(name)
+		w.Map(2)
+		w.BulkString("type")
+		w.BulkString(kind)
+		w.BulkString("spec")
+		w.Map(len(fields) / 2)
+		for _, f := range fields {
+			switch f := f.(type) {
+			case string:
+				w.BulkString(f)
+			case int:
+				w.Int(int64(f))
+			}
+		}
+	}
+	switch {
+	case k.Index > 0:
+		part("begin_search", "index", "index", k.Index)
+	case k.Keyword != "":
+		part("begin_search", "keyword", "keyword", k.Keyword, "startfrom", k.From)
+	default:
+		part("begin_search", "unknown")
+		part("find_keys", "unknown")
+		return
+	}
+	if k.Numbered {
+		part("find_keys", "keynum", "keynumidx", 0, "firstkey", 1, "keystep", k.Step)
+	} else {
+		part("find_keys", "range", "lastkey", k.Last, "keystep", k.Step, "limit", k.Limit)
 	}
 }
 
@@ -145,38 +173,72 @@ func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) error {
 	return nil
 }
 
+// fields are those of a map that are there.
+type fields []func(w *resp.Writer)
+
+// add adds a field, if it is there.
+func (f *fields) add(is bool, name string, value func(w *resp.Writer)) {
+	if is {
+		*f = append(*f, func(w *resp.Writer) { w.BulkString(name); value(w) })
+	}
+}
+
+func (f *fields) text(name, s string) {
+	f.add(s != "", name, func(w *resp.Writer) { w.BulkString(s) })
+}
+
+func (f *fields) flags(name string, list []string) {
+	f.add(len(list) > 0, name, func(w *resp.Writer) { writeFlags(w, list) })
+}
+
+func (f *fields) arguments(list []spec.Argument) {
+	f.add(len(list) > 0, "arguments", func(w *resp.Writer) {
+		w.Array(len(list))
+		for i := range list {
+			documentArgument(w, &list[i])
+		}
+	})
+}
+
+func (f *fields) write(w *resp.Writer) {
+	w.Map(len(*f))
+	for _, p := range *f {
+		p(w)
+	}
+}
+
 // document writes what redis-cli needs, with Redis's arguments; subcommands are documented within their
 // command.
 func document(w *resp.Writer, c *command) {
 	subs := sortedSubs(c)
-	row := table()[c.name]
-	if row == nil {
-		row = new(tableRow)
-	}
-	fields := []struct {
-		name  string
-		value any
-	}{{"summary", c.summary}, {"since", row.Since}, {"group", c.group}, {"doc_flags", row.DocFlags},
-		{"arguments", row.Arguments}}
-	n := 0
-	for _, f := range fields {
-		n += int(values.Bit(f.value != nil))
-	}
-	w.BulkString(c.name)
-	w.Map(n + int(values.Bit(len(subs) > 0)))
-	for _, f := range fields {
-		if f.value != nil {
-			w.BulkString(f.name)
-			writeTree(w, f.value)
-		}
-	}
-	if len(subs) > 0 {
-		w.BulkString("subcommands")
+	w.BulkString(c.Name)
+	var f fields
+	f.add(true, "summary", func(w *resp.Writer) { w.BulkString(c.Doc.Summary) })
+	f.text("since", c.Doc.Since)
+	f.add(true, "group", func(w *resp.Writer) { w.BulkString(c.Group) })
+	f.flags("doc_flags", c.Doc.Flags)
+	f.arguments(c.Doc.Arguments)
+	f.add(len(subs) > 0, "subcommands", func(w *resp.Writer) {
 		w.Map(len(subs))
 		for _, s := range subs {
 			document(w, s)
 		}
-	}
+	})
+	f.write(w)
+}
+
+// documentArgument is one of a command's arguments, or of those that an argument stands for.
+func documentArgument(w *resp.Writer, a *spec.Argument) {
+	var f fields
+	f.text("name", a.Name)
+	f.text("type", a.Type)
+	f.add(a.Key > 0, "key_spec_index", func(w *resp.Writer) { w.Int(int64(a.Key - 1)) })
+	f.text("token", a.Token)
+	f.text("since", a.Since)
+	f.text("deprecated_since", a.Deprecated)
+	f.flags("flags", a.Flags)
+	f.arguments(a.Arguments)
+	f.write(w)
 }
 
 // cmdCommandList filters as Redis does. There are no modules, so the filter by one leaves
@@ -190,7 +252,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) error {
 		case len(args) != 5 || !p.Flag("filterby"):
 			p.Wrong()
 		case p.Flag("pattern"):
-			want = func(c *command) bool { return glob.Match(by, []byte(c.name)) }
+			want = func(c *command) bool { return glob.Match(by, []byte(c.Name)) }
 		// A category that does not exist has no commands, as in Redis.
 		case p.Flag("aclcat"):
 			cat, _ := acl.ParseCategory(string(by))
@@ -205,7 +267,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) error {
 	}
 	w.Array(len(list))
 	for _, c := range list {
-		w.BulkString(c.name)
+		w.BulkString(c.Name)
 	}
 	return nil
 }

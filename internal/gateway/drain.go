@@ -9,7 +9,7 @@ import (
 const (
 	// Clients try again after LOADING: by then they may find another gateway, and they know for certain that the
 	// command was not performed.
-	errStopping = "LOADING kvd: the gateway is stopping; nothing was done"
+	errStopping refusal = "LOADING kvd: the gateway is stopping; nothing was done"
 	// A connection that has said nothing for quietTime is between two commands. While commands are
 	// refused, which is for refuseTime, half of that will do.
 	// drainTick is how often Drain looks.

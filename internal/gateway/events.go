@@ -7,83 +7,16 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
-
-// eventsText has the events of commands by class, as Redis 7.0 names them. A command that writes and is not here has
-// its own name for an event of class g.
-const eventsText = `
-$ set: set setnx setex psetex getset mset msetnx bitop
-$ append: append
-$ setrange: setrange
-$ incrby: incr decr incrby decrby
-$ incrbyfloat: incrbyfloat
-$ setbit: setbit bitfield
-$ pfadd: pfadd pfmerge
-g del: del unlink getdel
-g expire: expire pexpire expireat pexpireat
-g persist: persist
-g restore: restore
-l lpush: lpush lpushx
-l rpush: rpush rpushx
-l lpop: lpop
-l rpop: rpop
-l linsert: linsert
-l lset: lset
-l ltrim: ltrim
-l lrem: lrem
-l sortstore: sort
-s sadd: sadd
-s srem: srem
-s spop: spop
-s sinterstore: sinterstore
-s sunionstore: sunionstore
-s sdiffstore: sdiffstore
-h hset: hset hsetnx hmset
-h hincrby: hincrby
-h hincrbyfloat: hincrbyfloat
-h hdel: hdel
-z zadd: zadd geoadd
-z zincr: zincrby
-z zrem: zrem
-z zrembyscore: zremrangebyscore
-z zrembyrank: zremrangebyrank
-z zrembylex: zremrangebylex
-z zpopmin: zpopmin
-z zpopmax: zpopmax
-z zinterstore: zinterstore
-z zunionstore: zunionstore
-z zdiffstore: zdiffstore
-z zrangestore: zrangestore
-z geosearchstore: geosearchstore
-z georadiusstore: georadius georadiusbymember
-`
 
 // keyEvent is what a command's change of a key is called.
 type keyEvent struct {
 	class values.EventClass
 	name  string // as in Redis; the last part of the event's channel
-}
-
-// nameEvents fills in the events of the table's commands.
-func nameEvents(all map[string]*command) {
-	for line := range strings.Lines(strings.TrimSpace(eventsText)) {
-		head, names, _ := strings.Cut(line, ":")
-		letter, event, _ := strings.Cut(head, " ")
-		class, _ := values.ParseEvents([]byte(letter))
-		for name := range strings.FieldsSeq(names) {
-			if c := all[name]; c != nil {
-				c.event = keyEvent{class, event}
-			}
-		}
-	}
-	for name, c := range all {
-		if c.write && c.event.class == 0 {
-			c.event = keyEvent{values.OnGeneric, name}
-		}
-	}
 }
 
 // change is what an entry did to its key, for those who want to hear of it.
@@ -110,7 +43,7 @@ func (b *batch) tellOfWrites() {
 	}
 	var keys []written
 	for _, u := range b.units {
-		if u.kind <= read {
+		if u.kind <= spec.Read {
 			if notify&values.OnMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
 				b.eachEntry(u, func(e *entry) {
 					if e.cmd.tellsMiss(e.args) {
@@ -146,20 +79,13 @@ func (b *batch) tellOfWrites() {
 // tellsMiss reports whether there is an event if a command on one key does not find it: it reads, if only to return
 // what it is going to change. Redis looks at keys for OBJECT and MEMORY in silence.
 func (cmd *command) tellsMiss(args [][]byte) bool {
-	has := func(from int, words ...string) bool {
-		return slices.ContainsFunc(args[from:], func(a []byte) bool {
-			return slices.ContainsFunc(words, func(w string) bool { return values.Fold(a, w) })
-		})
+	switch cmd.Finder {
+	case spec.FindSet:
+		return cmd.access(args)&spec.Reads != 0
+	case spec.FindBitfield:
+		return cmd.access(args) == spec.Reads
 	}
-	switch {
-	case cmd.group == "server", strings.HasPrefix(cmd.name, "object|"):
-		return false
-	case cmd.name == "set":
-		return has(3, "get")
-	case cmd.name == "bitfield":
-		return !has(2, "set", "incrby")
-	}
-	return cmd.lookup || strings.HasPrefix(cmd.name, "get")
+	return cmd.Kind.Looks() && !cmd.Is(spec.Silent) || cmd.Is(spec.Misses)
 }
 
 // readKeys appends those of a command's keys that it does nothing to but read, as rules of users have it; PFMERGE reads
@@ -168,12 +94,12 @@ func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
 	first := true
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
-			needs := cmd.needsLater
+			does := cmd.LaterAccess
 			if first {
-				needs = cmd.needs
+				does = cmd.access(args)
 			}
-			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && needs == acl.NeedRead || first &&
-				cmd.name == "pfmerge" {
+			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && does == spec.Reads || first &&
+				cmd.Is(spec.Misses) {
 				dst = append(dst, args[i])
 			}
 			first = false
@@ -194,9 +120,9 @@ func (b *batch) eachEntry(u *unit, f func(e *entry)) {
 // there for a moment.
 func (u *unit) changeOf(e *entry) change {
 	switch u.kind {
-	case put, putIf:
-		return change{changed: u.stored, expires: u.expires, created: u.kind == putIf && u.cond == client.IfAbsent}
-	case remove:
+	case spec.PutValue, spec.PutIf:
+		return change{changed: u.stored, expires: u.expires, created: u.kind == spec.PutIf && u.cond == client.IfAbsent}
+	case spec.Remove:
 		return change{changed: u.stored, deleted: true}
 	}
 	return e.change
@@ -237,7 +163,7 @@ func (c *conn) tellOfChange(notify values.EventClass, ev keyEvent, db int, name 
 
 // stagedChange is a command's change of a staged key, and what it is called.
 type stagedChange struct {
-	k *stagedKey
+	k *exec.Key
 	keyEvent
 	change
 }
@@ -260,42 +186,42 @@ func (t *staged) Name(k *values.Key, class values.EventClass, event string) {
 // command, so that each command's changes can be told from those before it.
 func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end func()) {
 	t.missed = t.missed[:0]
-	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.group == "scripting" { // a script's commands note theirs
+	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.Group == "scripting" { // a script's commands note theirs
 		return func() {}
 	}
 	errors := w.Errors
 	type state struct{ changed, present bool }
 	// Keys that the command is the first to ask for are added behind these, with what they were when they were read.
-	before := make([]state, len(t.keys))
-	for i, k := range t.keys {
+	before := make([]state, len(t.Keys))
+	for i, k := range t.Keys {
 		before[i] = state{k.Changed, k.Present}
 		k.Changed = false
 	}
 	return func() {
-		for i, k := range t.keys {
+		for i, k := range t.Keys {
 			if i >= len(before) { // the command has read it
-				before = append(before, state{present: k.version != 0})
+				before = append(before, state{present: k.Version != 0})
 			}
 		}
 		if values.EventClass(t.c.g.notify.Load())&values.OnMiss != 0 && args != nil {
-			t.noteMisses(cmd, args, w.Errors != errors, func(k *stagedKey) bool {
-				return before[slices.Index(t.keys, k)].present
+			t.noteMisses(cmd, args, w.Errors != errors, func(k *exec.Key) bool {
+				return before[slices.Index(t.Keys, k)].present
 			})
 		}
-		note := func(k *stagedKey, ev keyEvent, created bool) {
+		note := func(k *exec.Key, ev keyEvent, created bool) {
 			t.changes = append(t.changes,
 				stagedChange{k, ev, change{changed: true, created: created, deleted: !k.Present, expires: k.Expires,
 					also: k.Also}})
 		}
 		for _, x := range t.named {
-			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.Key == x.k })
-			k := t.keys[i]
+			i := slices.IndexFunc(t.Keys, func(k *exec.Key) bool { return &k.Key == x.k })
+			k := t.Keys[i]
 			note(k, x.keyEvent, !before[i].present && k.Present && x.class != values.OnNew)
 			before[i].present = k.Present // the next event of it is of no new key
 		}
-		for i, k := range t.keys {
+		for i, k := range t.Keys {
 			was := before[i]
-			if k.Changed && (was.present || k.Present) && !isLibraries(k.name) &&
+			if k.Changed && (was.present || k.Present) && !isLibraries(k.Name) &&
 				!slices.ContainsFunc(t.named, func(x namedChange) bool {
 					return x.k == &k.Key
 				}) {
@@ -307,19 +233,19 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 }
 
 // noteMisses notes which of a command's keys it has not found.
-func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*stagedKey) bool) {
+func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*exec.Key) bool) {
 	for _, name := range cmd.readKeys(nil, args) {
-		if k := t.find[stagedName{t.db, string(name)}]; k != nil && !was(k) {
+		if k := t.Find[stagedName{DB: t.DB, Name: string(name)}]; k != nil && !was(k) {
 			t.missed = append(t.missed, k)
 		}
 	}
 	n := 1
 	switch {
-	case cmd.name == "xreadgroup":
+	case cmd.ID == spec.CmdXreadgroup:
 		t.missed = t.missed[:min(1, len(t.missed))] // it has no groups, and the command failed
 	case failed:
 		n = 0 // nobody knows which keys Redis would have come to
-	case cmd.name == "xread":
+	case cmd.ID == spec.CmdXread:
 		n = 2 // Redis looks at their types first
 	}
 	for range n {
@@ -336,44 +262,22 @@ func (t *staged) tellOfWrites() {
 	notify := values.EventClass(g.notify.Load())
 	for _, x := range t.changes {
 		if x.class == values.OnMiss {
-			g.event(&t.c.box, notify, x.k.db, x.keyEvent, []byte(x.k.name))
+			g.event(&t.c.box, notify, x.k.DB, x.keyEvent, []byte(x.k.Name))
 			continue
 		}
-		t.c.tellOfChange(notify, x.keyEvent, x.k.db, []byte(x.k.name), x.change)
+		t.c.tellOfChange(notify, x.keyEvent, x.k.DB, []byte(x.k.Name), x.change)
 	}
 	if !g.hearsOfWrites() {
 		return
 	}
 	tracks := t.c.tracksReads()
 	var keys []written
-	for _, k := range t.keys {
-		if k.Changed && !isLibraries(k.name) {
-			keys = append(keys, written{[]byte(k.name), k.db, tracks, k.version})
+	for _, k := range t.Keys {
+		if k.Changed && !isLibraries(k.Name) {
+			keys = append(keys, written{[]byte(k.Name), k.DB, tracks, k.Version})
 		}
 	}
 	g.wrote(t.c, keys)
-}
-
-// trackReads enters keys that the client caches before they are read; the returned function, called when they have
-// been, remembers their versions.
-func (t *staged) trackReads(keys []*stagedKey) (end func()) {
-	c := t.c
-	if !c.tracksReads() || isLibraries(keys[0].name) { // which is read alone
-		return func() {}
-	}
-	c.out.cork()
-	for _, k := range keys {
-		c.g.tracked.enterKey(c, k.db, []byte(k.name))
-	}
-	return func() {
-		for _, k := range keys {
-			version := k.version
-			if t.err != nil {
-				version = unknownVersion
-			}
-			c.g.tracked.setVersion(c.g, c, k.db, []byte(k.name), version)
-		}
-	}
 }
 
 // event publishes an event of a key, if it is asked for.

@@ -1,6 +1,10 @@
 package gateway
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvd-project/kvd/internal/redis/spec"
+)
 
 // ended is a command that has been performed, or refused, and whose reply has been written to batch.w.
 type ended struct {
@@ -21,7 +25,7 @@ func (x *ended) words(most int) (args [][]byte, n int) {
 	if !x.nameless {
 		return x.args, len(x.args)
 	}
-	return append([][]byte{[]byte(x.cmd.name)}, x.args[:min(len(x.args), most)]...), 1 + len(x.args)
+	return append([][]byte{[]byte(x.cmd.Name)}, x.args[:min(len(x.args), most)]...), 1 + len(x.args)
 }
 
 // finish is the end of every command, however it was performed: metrics, SLOWLOG, MONITOR and Options.Answered hear of
@@ -31,7 +35,7 @@ func (b *batch) finish(x *ended) error {
 	c, w := b.c, &b.w
 	errs := w.Errors - x.errs
 	b.count(x, errs)
-	if c.g.slow.notes(x.took) && !x.refused && x.cmd.name != "exec" { // as in Redis: EXEC's commands are there
+	if c.g.slow.notes(x.took) && !x.refused && !x.cmd.Has(spec.FlagSkipSlowlog) {
 		args, n := x.words(maxSlowArgs)
 		c.logSlow(x.cmd, args, n, x.took)
 	}
@@ -69,7 +73,7 @@ func (b *batch) count(x *ended, errs int) {
 	}
 	g.m.noteCommands(x.cmd, 1, failed, x.took)
 	if x.args == nil {
-		g.m.commands[x.cmd.id].rejected.Add(1)
+		g.m.commands[x.cmd.ID].rejected.Add(1)
 	}
 }
 

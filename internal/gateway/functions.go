@@ -32,7 +32,7 @@ const (
 	loadTime, loadMemory = 500 * time.Millisecond, 8 << 20
 )
 
-var librariesName = stagedName{0, inside.FunctionsKey}
+var librariesName = stagedName{DB: 0, Name: inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
 // now is replaced as a whole, so that FCALL looks at it without a lock. changes is what makes FCALL at this gateway see
@@ -113,72 +113,14 @@ func (s *librarySet) payload() []byte {
 	return rdb.AppendLibraries(nil, sources)
 }
 
-func functionCommands() []*command {
-	type stagedFunc = func(t *staged, args [][]byte, w *resp.Writer) error
-	look := func(name string, arity int, f stagedFunc, summary string) *command {
-		c := onKeys(name, arity, 0, 0, 0, "", summary).by(onStaged(f))
-		c.libraries = true
-		return c
-	}
-	change := func(name string, arity int, f stagedFunc, summary string) *command {
-		return writes(look(name, arity, f, summary))
-	}
-	return []*command{
-		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting",
-			"Calls a function of a library.").by(functionCaller(false)))),
-		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting",
-			"Calls a function that may not write.").by(functionCaller(true))),
-		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
-			change("function|load", -3, functionLoad, "Adds a library."),
-			change("function|delete", 3, functionDelete, "Deletes a library."),
-			change("function|flush", -2, functionFlush, "Deletes all libraries."),
-			change("function|restore", -3, functionRestore, "Adds the libraries of FUNCTION DUMP."),
-			look("function|list", -2, functionList, "Lists the libraries."),
-			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
-			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts "+
-				"libraries and functions."),
-			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) error {
-				return c.killScript(w, args, true)
-			},
-				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
-			helpOf("function", functionHelp...)),
-	}
-}
-
-var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
-	"    Create a new library with the given library name and code.",
-	"DELETE <LIBRARY NAME>", "    Delete the given library.",
-	"LIST [LIBRARYNAME PATTERN] [WITHCODE]", "    Return general information on all the libraries:",
-	"    * Library name", "    * The engine used to run the Library",
-	"    * Library description", "    * Functions list", "    * Library code (if WITHCODE is given)",
-	"    It also possible to get only function that matches a pattern using LIBRARYNAME argument.",
-	"STATS", "    Return information about the current function running:", "    * Function name",
-	"    * Command used to run the function",
-	"    * Duration in MS that the function is running", "    If no function is running, return nil",
-	"    In addition, returns a list of available engines.",
-	"KILL", "    Kill the current running function.",
-	"FLUSH [ASYNC|SYNC]", "    Delete all the libraries.", "    When called without the optional mode argument, the " +
-		"behavior is determined by the",
-	"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
-	"    * ASYNC: Asynchronously flush the libraries.", "    * SYNC: Synchronously flush the libraries.",
-	"DUMP", "    Return a serialized payload representing the current libraries, can be restored using FUNCTION " +
-		"RESTORE command",
-	"RESTORE <PAYLOAD> [FLUSH|APPEND|REPLACE]", "    Restore the libraries represented by the given payload, it is " +
-		"possible to give a restore policy to",
-	"    control how to handle existing libraries (default APPEND):", "    * FLUSH: delete all existing libraries.",
-	"    * APPEND: appends the restored libraries to the existing libraries. On collision, abort.",
-	"    * REPLACE: appends the restored libraries to the existing libraries, On collision, replace the old",
-	"      libraries with the new libraries (notice that even on this option there is a chance of failure",
-	"      in case of functions name collision with another library)."}
-
 // functionCaller is FCALL and FCALL_RO.
 // It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
 // libraries of up to libraryAge ago.
-func functionCaller(readOnly bool) values.SeveralFunc {
-	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
+func functionCaller(readOnly bool) stagedFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
-			t.err = err
+			t.Err = err
 			return nil
 		}
 		if f.library == nil {
@@ -189,23 +131,23 @@ func functionCaller(readOnly bool) values.SeveralFunc {
 		case err != nil:
 			return err
 		case readOnly && !f.NoWrites():
-			return refusal(errScriptFlag)
+			return errScriptFlag
 		}
 		t.runScript(runningScript{name: f.Name, args: args}, true, f.NoWrites(), func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
 		})
 		return nil
-	})
+	}
 }
 
 // function finds a function; its library is nil if there is none.
 // A name that is not there is looked for once more in the libraries as of now, so that a client that has just loaded
 // one at another gateway finds it.
 func (t *staged) function(name []byte) (f function, err error) {
-	if t.find[librariesName] != nil { // a command before has looked at it, or changed it
+	if t.Find[librariesName] != nil { // a command before has looked at it, or changed it
 		set, _, ok := t.libraries()
 		if !ok {
-			return f, t.err
+			return f, t.Err
 		}
 		return set.find(name), nil
 	}
@@ -225,11 +167,10 @@ func (t *staged) function(name []byte) (f function, err error) {
 // within libraryAge.
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	replace := false
-	for _, a := range args[2 : len(args)-1] {
-		if !values.Fold(a, "replace") {
-			return refusal("ERR Unknown option given: " + values.Clip(a, 4096))
+	for p := values.OptionsOf(args[2 : len(args)-1]); p.More(); replace = true {
+		if !p.Flag("replace") {
+			return refusal("ERR Unknown option given: " + values.Clip(p.Str(), 4096))
 		}
-		replace = true
 	}
 	set, k, ok := t.libraries()
 	if !ok {
@@ -244,7 +185,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	if err == nil {
 		unlock, lockErr := t.c.lockLoading()
 		if lockErr != nil {
-			t.err = lockErr
+			t.Err = lockErr
 			return nil
 		}
 		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without
@@ -259,7 +200,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	if taken := set.add(l); taken != "" {
 		return refusal("ERR Function " + taken + " already exists")
 	}
-	if err := k.setLibraries(set); err != nil {
+	if err := setLibraries(k, set); err != nil {
 		return err
 	}
 	w.BulkString(name)
@@ -277,28 +218,32 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Library not found")
 	}
 	set.remove(name)
-	if err := k.setLibraries(set); err != nil {
+	if err := setLibraries(k, set); err != nil {
 		return err
 	}
 	w.OK()
 	return nil
 }
 
+// manyForFunction is the reply to a subcommand with too many arguments.
+func manyForFunction(args [][]byte) refusal {
+	return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
+		"'. Try FUNCTION HELP.")
+}
+
 // functionFlush does not look into the libraries, so it also gets rid of ones that cannot be read.
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
-	switch {
-	case len(args) > 3:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
-			"'. Try FUNCTION HELP.")
-
-	case len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async"):
+	switch p := values.OptionsOf(args[2:]); {
+	case p.Left() > 1:
+		return manyForFunction(args)
+	case p.More() && !p.Flag("sync") && !p.Flag("async"):
 		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
 	k := t.librariesKey()
-	if t.failed() {
-		return t.err
+	if t.Failed() {
+		return t.Err
 	}
-	if err := k.setLibraries(newLibrarySet()); err != nil {
+	if err := setLibraries(k, newLibrarySet()); err != nil {
 		return err
 	}
 	w.OK()
@@ -309,21 +254,19 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 // into.
 func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	flush, replace := false, false
-	switch {
-	case len(args) > 4:
-		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
-			"'. Try FUNCTION HELP.")
-
-	case len(args) == 3, values.Fold(args[3], "append"):
-	case values.Fold(args[3], "replace"):
+	switch p := values.OptionsOf(args[3:]); {
+	case p.Left() > 1:
+		return manyForFunction(args)
+	case !p.More(), p.Flag("append"):
+	case p.Flag("replace"):
 		replace = true
-	case values.Fold(args[3], "flush"):
+	case p.Flag("flush"):
 		flush = true
 	default:
 		return refusal("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
 	}
 	// The key is a condition with FLUSH, too, though nothing of it counts: its version is what the write compares.
-	set, k, ok := newLibrarySet(), t.librariesKey(), !t.failed()
+	set, k, ok := newLibrarySet(), t.librariesKey(), !t.Failed()
 	if ok && !flush {
 		set, k, ok = t.libraries()
 	}
@@ -332,7 +275,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	}
 	unlock, err := t.c.lockLoading()
 	if err != nil {
-		t.err = err
+		t.Err = err
 		return nil
 	}
 	more, err := t.c.loadAll(args[2], set)
@@ -343,7 +286,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return refusal("ERR " + err.Error())
 	}
-	if err := k.setLibraries(set); err != nil {
+	if err := setLibraries(k, set); err != nil {
 		return err
 	}
 	w.OK()
@@ -383,17 +326,17 @@ func functionDump(t *staged, _ [][]byte, w *resp.Writer) error {
 func functionList(t *staged, args [][]byte, w *resp.Writer) error {
 	var pattern []byte
 	withCode := false
-	for i := 2; i < len(args); i++ {
-		switch a := args[i]; {
-		case !withCode && values.Fold(a, "withcode"):
+	for p := values.OptionsOf(args[2:]); p.More(); {
+		switch {
+		case !withCode && p.Flag("withcode"):
 			withCode = true
-		case pattern == nil && values.Fold(a, "libraryname"):
-			if i++; i == len(args) {
+		case pattern == nil && p.Flag("libraryname"):
+			if !p.More() {
 				return refusal("ERR library name argument was not given")
 			}
-			pattern = args[i]
+			pattern = p.Str()
 		default:
-			return refusal("ERR Unknown argument " + values.Clip(a, 4096))
+			return refusal("ERR Unknown argument " + values.Clip(p.Str(), 4096))
 		}
 	}
 	set, _, ok := t.libraries()

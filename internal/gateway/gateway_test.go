@@ -103,9 +103,9 @@ func TestEveryCommand(t *testing.T) {
 	p := dial(t, "tcp", addr)
 	for _, cmd := range commandsByID {
 		for n := range 5 {
-			args := strings.Split(cmd.name, "|")
-			if cmd.name == "quit" || strings.HasPrefix(cmd.name, "client|reply") ||
-				strings.HasSuffix(cmd.name, "subscribe") || cmd.name == "client|kill" || cmd.name == "monitor" ||
+			args := strings.Split(cmd.Name, "|")
+			if cmd.Name == "quit" || strings.HasPrefix(cmd.Name, "client|reply") ||
+				strings.HasSuffix(cmd.Name, "subscribe") || cmd.Name == "client|kill" || cmd.Name == "monitor" ||
 				cmd == unknown {
 				continue
 			}
@@ -113,7 +113,7 @@ func TestEveryCommand(t *testing.T) {
 				args = append(args, "1")
 			}
 			reply := p.do(t, args...)
-			if cmd.arity > 0 && len(args) != cmd.arity && !strings.HasPrefix(reply, "-") {
+			if cmd.Arity > 0 && len(args) != cmd.Arity && !strings.HasPrefix(reply, "-") {
 				t.Errorf("%q: %q", args, reply)
 			}
 			p.do(t, "DISCARD")
@@ -567,33 +567,21 @@ func TestCloseAnswersNobody(t *testing.T) {
 	p.closed(t)
 }
 
-func FuzzParseLongDouble(f *testing.F) {
-	f.Add([]byte("1e16383"), []byte("0x1p4"))
-	f.Fuzz(func(t *testing.T, a, b []byte) {
-		k := values.Key{Present: true, Value: a, MaxValue: 1 << 20}
-		var w = newWriter()
-		values.CmdIncrByFloat(&k, [][]byte{nil, nil, b}, w)
-		if w.Len() > 20_000 {
-			t.Fatalf("%d bytes", w.Len())
-		}
-	})
-}
-
 func TestTable(t *testing.T) {
 	seen := map[string]bool{}
 	for i, c := range commandsByID {
-		if c.id != i || seen[c.name] {
-			t.Errorf("%s: twice, or id %d at %d", c.name, c.id, i)
+		if int(c.ID) != i || seen[c.Name] {
+			t.Errorf("%s: twice, or id %d at %d", c.Name, c.ID, i)
 		}
-		seen[c.name] = true
-		if len(c.name) > maxName+16 {
-			t.Errorf("%s: name too long to be found", c.name)
+		seen[c.Name] = true
+		if len(c.Name) > maxName+16 {
+			t.Errorf("%s: name too long to be found", c.Name)
 		}
-		if c.served() && c.summary == "" {
-			t.Errorf("%s: no summary", c.name)
+		if c.served() && c.Doc.Summary == "" {
+			t.Errorf("%s: no summary", c.Name)
 		}
-		if c.key != nil && (c.kind == 0 || c.first == 0) {
-			t.Errorf("%s: no kind or key", c.name)
+		if c.key != nil && (c.Kind == 0 || c.First == 0) {
+			t.Errorf("%s: no kind or key", c.Name)
 		}
 	}
 	names := slices.Collect(func(yield func(string) bool) {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // compareSeeded sends seeded commands to a redis-server and to a gateway, and compares the replies.
@@ -236,7 +235,7 @@ func TestHashes(t *testing.T) {
 		{"HINCRBYFLOAT h f 0.1", bulk("0.1"), bulk("0.2")},
 		{"OBJECT ENCODING h", bulk("listpack"), ""},
 		{"MEMORY USAGE h", ":128\r\n", ""},
-		{"GET h", "-" + string(values.ErrWrongType) + "\r\n", ""},
+		{"GET h", wrongType, ""},
 		{"COMMAND INFO hget", "*1\r\n*10\r\n" + bulk("hget") +
 			":3\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@hash\r\n+@fast\r\n*0\r\n" +
 			oneSpec("RO", "access", 0, 1) + "*0\r\n", ""},

@@ -236,8 +236,8 @@ func testFinishingRefuses(t *testing.T, conf *tls.Config) {
 	}
 	p.want(t, "+OK\r\n", "SET", "k", "1")
 	g.each(func(c *conn) { c.finishing.Store(true) })
-	p.want(t, "-"+errStopping+"\r\n", "SET", "k", "2")
-	p.want(t, "-"+errStopping+"\r\n", "GET", "k")
+	p.want(t, "-"+string(errStopping)+"\r\n", "SET", "k", "2")
+	p.want(t, "-"+string(errStopping)+"\r\n", "GET", "k")
 	if it, err := store.Get(t.Context(), []byte("k")); err != nil || string(it.Value) != "1" {
 		t.Errorf("k is %q, %v, want 1", it.Value, err)
 	}

@@ -64,10 +64,10 @@ type CommandCost struct {
 func (g *Gateway) Costs() []CommandCost {
 	var all []CommandCost
 	for _, cmd := range commandsByID {
-		s := &g.m.commands[cmd.id]
+		s := &g.m.commands[cmd.ID]
 		failed := s.failed.Load()
 		if n := s.ok.Load() + failed; n > 0 {
-			all = append(all, CommandCost{cmd.name, n, failed, time.Duration(s.nanos.Load())})
+			all = append(all, CommandCost{cmd.Name, n, failed, time.Duration(s.nanos.Load())})
 		}
 	}
 	ordered.Sort(all, func(a, b CommandCost) int {

@@ -209,9 +209,9 @@ var infoSections = []struct {
 	{"Commandstats", true, func(x *infoOf, line func(string, any)) {
 		t := x.counted()
 		for _, cmd := range commandsByID {
-			if c := &t.commands[cmd.id]; cmd != unknown && c.calls+c.rejected > 0 {
+			if c := &t.commands[cmd.ID]; cmd != unknown && c.calls+c.rejected > 0 {
 				us := c.nanos / 1000
-				line("cmdstat_"+cmd.name,
+				line("cmdstat_"+cmd.Name,
 					fmt.Sprintf("calls=%d,usec=%d,usec_per_call=%.2f,rejected_calls=%d,failed_calls=%d",
 						c.calls, us, float64(us)/float64(max(c.calls, 1)), c.rejected, c.failed))
 			}
@@ -230,7 +230,7 @@ var infoSections = []struct {
 		t := x.counted()
 		percentiles := split(percentilesSetting.get(x.c))
 		for _, cmd := range commandsByID {
-			c := &t.commands[cmd.id]
+			c := &t.commands[cmd.ID]
 			if cmd == unknown || c.calls == 0 {
 				continue
 			}
@@ -239,7 +239,7 @@ var infoSections = []struct {
 				f, _ := strconv.ParseFloat(p, 64)
 				fields = append(fields, fmt.Sprintf("p%s=%.3f", p, c.percentile(f)))
 			}
-			line("latency_percentiles_usec_"+cmd.name, strings.Join(fields, ","))
+			line("latency_percentiles_usec_"+cmd.Name, strings.Join(fields, ","))
 		}
 	}},
 	{"Cluster", false, func(x *infoOf, line func(string, any)) { line("cluster_enabled", values.Bit(x.g.o.Cluster)) }},

@@ -112,12 +112,12 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 		testutil.Until(t, "it has a queue", func() bool {
 			g.waits.mu.Lock()
 			defer g.waits.mu.Unlock()
-			if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil {
+			if k := g.waits.mu.keys[stagedName{DB: 0, Name: "k"}]; k != nil {
 				x = k.lines[0].queue[0]
 			}
 			return x != nil
 		})
-		behind := g.waits.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("k")}, Line: values.LineOfLists})
+		behind := g.waits.enterQueues(0, &values.Blocking{Names: [][]byte{[]byte("k")}, Line: "list"})
 		g.waits.wake(0, "k")
 		x.stop(endTimeout)
 		close(held)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -32,7 +33,7 @@ func (b *batch) performLarge(u *unit) {
 		var large *inside.TooLargeError
 		switch {
 		case errors.As(u.err, &large):
-			if u.kind <= read && !b.hold {
+			if u.kind <= spec.Read && !b.hold {
 				u.large, u.err = large.Want, nil
 				return
 			}
@@ -67,7 +68,7 @@ func (b *batch) performLarge(u *unit) {
 // reply.
 func (b *batch) keep(u *unit, held int64) int64 {
 	u.k.Own = nil
-	if u.kind > read {
+	if u.kind > spec.Read {
 		u.into, u.k.Value = nil, nil
 	}
 	n := min(held, int64(2*u.out.Len()+3*len(u.k.Value)))
@@ -96,7 +97,7 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 	held, more := int64(0), int64(0)
 	frames := b.frames(e, u)
 	for range largeTries {
-		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
+		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == spec.Read}}
 		if frames {
 			if err := b.makeFrame(u, u.large); err != nil {
 				u.takeAnswer(client.Item{}, err)
@@ -170,7 +171,7 @@ func (b *batch) spareFrame(u *unit) int64 {
 
 // frames reports whether the reply to a command can be the memory that its value is read to. To a client that tracks
 // what it reads it goes with those before it, so that no invalidation comes in between.
-func (b *batch) frames(e *entry, u *unit) bool { return e.cmd.plain && !u.track }
+func (b *batch) frames(e *entry, u *unit) bool { return e.cmd.Plain && !u.track }
 
 // framed reports whether u's value was read to its frame, so that this can be the reply.
 func (b *batch) framed(u *unit) bool {
@@ -187,7 +188,7 @@ func (b *batch) replyFramed(e *entry, u *unit) error {
 	p := frame[replyHead-len(head) : replyHead+n+2]
 	copy(p, head)
 	copy(p[len(p)-2:], "\r\n")
-	if e.cmd.lookup {
+	if e.cmd.Kind.Looks() {
 		b.lookups[1]++
 	}
 	b.cur.streamed = true
@@ -248,7 +249,7 @@ func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 			u.large = large.Want
 			continue
 		}
-		if errors.Is(err, client.ErrWrongType) && u.kind == read {
+		if errors.Is(err, client.ErrWrongType) && u.kind == spec.Read {
 			break // the command asks for the type, or there is no part of a collection
 		}
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -104,13 +105,11 @@ func (g *Gateway) noteLatency(cmd *command, took time.Duration) {
 		return
 	}
 	event := slowCommand
-	if cmd.categories&fastCategory != 0 {
+	if cmd.Has(spec.FlagFast) {
 		event = fastCommand
 	}
 	g.latencies.add(event, time.Now(), took.Milliseconds())
 }
-
-var fastCategory = mustCategory("fast")
 
 // cmdLatencyLatest leaves out events of which there is nothing, as Redis does.
 func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/redis/collection"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
@@ -117,11 +118,12 @@ func TestMoveElement(t *testing.T) {
 		{"a: 1; b: !", "LMOVE a b LEFT LEFT", wrongType, "a: 1; b: !"},
 		{"a: !; b: 1", "BLPOP a b 0", wrongType, "a: !; b: 1"},
 	} {
-		s := &staged{c: &conn{g: &Gateway{dbs: make([]database, 1)}}, find: map[stagedName]*stagedKey{}, room: oneLimit}
+		s := &staged{c: &conn{g: &Gateway{dbs: make([]database, 1)}}}
+		s.Open(planHost{s.c}, &planLimits)
 		s.c.g.o.MaxValueBytes = client.MaxValueLen
 		for part := range strings.SplitSeq(c.keys, ";") {
 			name, elems, _ := strings.Cut(strings.TrimSpace(part), ":")
-			k := s.newKey(0, name)
+			k := s.Add(stagedName{DB: 0, Name: name})
 			switch elems = strings.TrimSpace(elems); elems {
 			case "":
 			case "!":
@@ -140,11 +142,12 @@ func TestMoveElement(t *testing.T) {
 			t.Errorf("%s: %s: got %q, want %q", c.keys, c.cmd, got, c.reply)
 		}
 		var after []string
-		for _, k := range s.keys {
-			text := k.name + ":"
+		for _, k := range s.Keys {
+			text := k.Name + ":"
 			if k.Type == client.List {
 				r := newWriter()
-				values.CmdLRange(&k.Key, [][]byte{nil, []byte(k.name), []byte("0"), []byte("-1")}, r)
+				all := [][]byte{nil, []byte(k.Name), []byte("0"), []byte("-1")}
+				values.WriteRefusal(r, commandsByID[spec.CmdLrange].key(&k.Key, all, r))
 				for i, f := range strings.Fields(string(r.Bytes())) {
 					if i > 0 && i%2 == 0 {
 						text += " " + f
@@ -287,28 +290,6 @@ func TestLongReplies(t *testing.T) {
 		p.Close()
 	}
 	testutil.Until(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
-}
-
-// TestTimeouts reads them as redis-server does.
-func TestTimeouts(t *testing.T) {
-	for text, want := range map[string]string{
-		"0": "0s", "1": "1s", "0.0001": "1ms", "1.5": "1.5s", "-0.0001": "0s", "-0.001": "0s", "0x10": "16s",
-		"1e-30": "1ms",
-		"-1":    "ERR timeout is negative", "inf": "ERR timeout is negative", "1e17": "ERR timeout is negative",
-		"-inf": "ERR timeout is negative",
-		"nan":  "ERR timeout is not a float or out of range", "": "ERR timeout is not a float or out of range",
-		" 1":               "ERR timeout is not a float or out of range",
-		"9223372036854775": "0s", "1e12": "0s",
-	} {
-		d, err := values.ParseTimeout([]byte(text))
-		got := d.String()
-		if err != nil {
-			got = err.Error()
-		}
-		if got != want {
-			t.Errorf("%q: %s, want %s", text, got, want)
-		}
-	}
 }
 
 // TestListsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for byte.

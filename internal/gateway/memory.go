@@ -99,8 +99,8 @@ func cmdMemoryStats(c *conn, w *resp.Writer, _ [][]byte) error {
 // cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is
 // noted, and the error is that of a Redis that counts uses only. It is no keyFunc, since the time is not in the record.
 func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) error {
-	if bad := badKey(c.in, args[2]); bad != "" {
-		return refusal(bad)
+	if err := badKey(c.in, args[2]); err != nil {
+		return err
 	}
 	ago, noted, err := time.Duration(0), false, error(nil)
 	if tools, ok := inside.Find(c.in.api); ok {

@@ -55,7 +55,7 @@ func (m *metrics) noteCommands(c *command, n uint64, failed bool, took time.Dura
 	if c == nil || n == 0 {
 		return
 	}
-	s := &m.commands[c.id]
+	s := &m.commands[c.ID]
 	if failed {
 		s.failed.Add(n)
 	} else {
@@ -143,15 +143,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
 	}
 	for _, cmd := range commandsByID {
-		s := &m.commands[cmd.id]
+		s := &m.commands[cmd.ID]
 		ok, failed := s.ok.Load(), s.failed.Load()
 		if ok+failed == 0 {
 			continue
 		}
-		counter(descCommands, ok, cmd.name, "ok")
-		counter(descCommands, failed, cmd.name, "error")
+		counter(descCommands, ok, cmd.Name, "ok")
+		counter(descCommands, failed, cmd.Name, "error")
 		n, b := cumulative(s.buckets[:], 1e-6)
-		ch <- prometheus.MustNewConstHistogram(descSeconds, n, float64(s.nanos.Load())/1e9, b, cmd.name)
+		ch <- prometheus.MustNewConstHistogram(descSeconds, n, float64(s.nanos.Load())/1e9, b, cmd.Name)
 	}
 	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(c.g.srv.Conns()))
 	counter(descAccepted, c.g.srv.Accepted())

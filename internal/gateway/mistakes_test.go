@@ -38,8 +38,8 @@ func TestLines(t *testing.T) {
 	s := polls(t, Options{Databases: fake()})
 	var xs []*waiter
 	names := [][]byte{[]byte("k")}
-	for _, b := range []values.Blocking{{Line: values.LineOfLists}, {Line: values.LineOfLists},
-		{Line: values.LineOfZSets}, {Line: values.LineOfZSets},
+	for _, b := range []values.Blocking{{Line: "list"}, {Line: "list"},
+		{Line: "sorted set"}, {Line: "sorted set"},
 		{Reads: true}, {Reads: true}, {Reads: true, Line: "group g"}} {
 		b.Names = names
 		x := s.enterQueues(0, &b)
@@ -65,7 +65,7 @@ func polls(t *testing.T, o Options) *waits {
 
 // waiting enters a client in the queue of a key.
 func (s *waits) waiting(t *testing.T, db int, names ...string) *waiter {
-	b := &values.Blocking{Line: values.LineOfLists}
+	b := &values.Blocking{Line: "list"}
 	for _, n := range names {
 		b.Names = append(b.Names, []byte(n))
 	}
@@ -209,7 +209,7 @@ func TestPausedWaitersTakeNothing(t *testing.T) {
 	testutil.Until(t, "the poll finds it, and the client has heard of that", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
-		k := g.waits.mu.keys[stagedName{0, "k"}]
+		k := g.waits.mu.keys[stagedName{DB: 0, Name: "k"}]
 		return k == nil || k.version != 0 && len(k.lines[0].queue[0].wake) == 0
 	})
 	p.SetReadDeadline(time.Now().Add(100 * time.Millisecond))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
+	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 const (
@@ -75,12 +77,12 @@ func (m *monitors) count() int {
 
 // dismissMonitors closes those whose users may not MONITOR any more; self is closed behind its reply.
 func (g *Gateway) dismissMonitors(self *conn) {
-	cmd := commands["monitor"]
+	cmd := commandsByID[spec.CmdMonitor]
 	g.monitors.Lock()
 	defer g.monitors.Unlock()
 	for c := range g.monitors.conns {
 		r := c.user.Load().Rights()
-		if why, _ := r.Check(&acl.Access{Command: cmd.id}); r.Unlimited() || why == acl.Allowed {
+		if why, _ := r.Check(&acl.Access{Command: int(cmd.ID)}); r.Unlimited() || why == acl.Allowed {
 			continue
 		}
 		if c == self {
@@ -126,7 +128,7 @@ func (c *conn) monitoredAs() string {
 
 // isShown reports whether MONITOR has a command at all: as in Redis, not those that administrate.
 // AUTH is shown, without its password.
-func (cmd *command) isShown() bool { return cmd.categories&adminCategory == 0 }
+func (cmd *command) isShown() bool { return !cmd.Has(spec.FlagAdmin) }
 
 // shows reports whether somebody is to be shown a command of the connection.
 func (c *conn) shows(cmd *command) bool { return c.g.heed.Load()&heedMonitor != 0 && cmd.isShown() }
@@ -148,7 +150,7 @@ func appendShown(b []byte, from string, cmd *command, args [][]byte, n, db int) 
 		}
 		b = append(b, ' ')
 		switch rest := len(a) - room; {
-		case isSecret(cmd, args, i):
+		case cmd.Secret.Hides(args, i, values.Fold):
 			b = append(b, `"(redacted)"`...)
 		case rest > 0:
 			b = appendRepr(b, a[:room])
@@ -219,7 +221,7 @@ func (s *shownLines) add(t *staged, from string, cmd *command, args [][]byte) {
 		}
 		s.lines = append(make([]byte, 0, n), s.lines...)
 	}
-	s.lines = appendShown(s.lines, from, cmd, args, len(args), t.db)
+	s.lines = appendShown(s.lines, from, cmd, args, len(args), t.DB)
 }
 
 // again forgets the lines: what is staged begins anew.

@@ -119,7 +119,7 @@ func (c *conn) describe() *peers.Client {
 		Library: lib, LibraryVersion: ver,
 	}
 	if l := c.last.Load(); l != nil && l != unknown {
-		d.Command = l.name
+		d.Command = l.Name
 	}
 	if c.seenP3.Load() {
 		d.Protocol = 3

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/luascript"
-	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -102,22 +102,6 @@ func (p *pausing) word() string {
 	return "write"
 }
 
-// readCategory and the others are Redis's flags of commands, as far as rules know them.
-var readCategory, writeCategory, adminCategory = mustCategory("read"), mustCategory("write"), mustCategory("admin")
-
-// mustCategory is for names in this package's source: another one is a mistake in the program, and panics at its start.
-func mustCategory(name string) acl.Category {
-	c, ok := acl.ParseCategory(name)
-	if !ok {
-		panic("no category " + name)
-	}
-	return c
-}
-
-// mayReplicate are commands that CLIENT PAUSE WRITE holds up besides those that write: in Redis they have effects that
-// its replicas are told of.
-var mayReplicate = []string{"pfcount", "publish", "spublish", "eval", "evalsha", "fcall"}
-
 // heldUntil is closed when the pause that holds up a command ends; nil: nothing holds it up.
 // Clients that MONITOR are never held up: to Redis they are replicas.
 func (c *conn) heldUntil(cmd *command, args [][]byte) <-chan struct{} {
@@ -131,20 +115,20 @@ func (c *conn) heldUntil(cmd *command, args [][]byte) <-chan struct{} {
 // pausesWith reports whether a command is one of those that write, or EXEC of one. A script or function with flags is
 // what they say, and one without is what its command is, as is one that the gateway does not know.
 func (c *conn) pausesWith(cmd *command, args [][]byte) bool {
-	if cmd.name == "exec" {
+	if cmd.ID == spec.CmdExec {
 		return slices.ContainsFunc(c.tx.queue, func(q queued) bool { return c.pausesWith(q.cmd, q.args) })
 	}
 	if noWrites, says := c.scriptFlag(cmd, args); says {
 		return !noWrites
 	}
-	return cmd.categories&writeCategory != 0 || slices.Contains(mayReplicate, cmd.name)
+	return cmd.Has(spec.FlagWrite) || cmd.Is(spec.MayReplicate)
 }
 
 // scriptFlag is whether a command's script or function has the flag no-writes; says is false for commands and scripts
 // without flags.
 func (c *conn) scriptFlag(cmd *command, args [][]byte) (noWrites, says bool) {
-	switch cmd.name {
-	case "fcall", "fcall_ro":
+	switch cmd.ID {
+	case spec.CmdFcall, spec.CmdFcallRo:
 		c.link.Waits()
 		set, err := c.libraries(false)
 		if err != nil {
@@ -152,9 +136,9 @@ func (c *conn) scriptFlag(cmd *command, args [][]byte) (noWrites, says bool) {
 		}
 		f := set.find(args[1])
 		return f.library != nil && f.NoWrites(), f.library != nil
-	case "eval", "eval_ro":
+	case spec.CmdEval, spec.CmdEvalRo:
 		return luascript.Flag(args[1])
-	case "evalsha", "evalsha_ro":
+	case spec.CmdEvalsha, spec.CmdEvalshaRo:
 		if prog := c.g.scripts.cache.Find(args[1]); prog != nil {
 			return prog.NoWrites, prog.NoWrites || prog.MayWrite
 		}

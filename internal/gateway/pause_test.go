@@ -257,7 +257,7 @@ func TestPauseLeaksNothing(t *testing.T) {
 	refused := 0
 	for _, p := range held[10:] {
 		if b, err := readReply(nil, p.r); err == nil {
-			if refused++; string(b) != "-"+errStopping+"\r\n" {
+			if refused++; string(b) != "-"+string(errStopping)+"\r\n" {
 				t.Errorf("got %q", b)
 			}
 		}

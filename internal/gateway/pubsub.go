@@ -9,18 +9,8 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
-)
-
-// channelArgs says which arguments of a command are channels.
-// Rules of users are about them.
-type channelArgs uint8
-
-const (
-	noChannels   channelArgs = iota
-	oneChannel               // the first
-	manyChannels             // all
-	manyPatterns             // all, which are patterns
 )
 
 // topic is what a subscription is to. The zero value is invalid.
@@ -376,12 +366,8 @@ func (g *Gateway) missed() {
 	box.flush()
 }
 
-func pubsubCommands() []*command {
-	on := func(name string, arity int, ch channelArgs, f connFunc, summary string) *command {
-		c := whileListening(swiftly(onConn(name, arity, "pubsub", f, summary)))
-		c.channels = ch
-		return c
-	}
+// pubsubCommands are about channels.
+func pubsubCommands() performers {
 	sub := func(t topic) connFunc {
 		return func(c *conn, w *resp.Writer, args [][]byte) error { return cmdSubscribe(c, w, t, args) }
 	}
@@ -394,46 +380,26 @@ func pubsubCommands() []*command {
 			return nil
 		}
 	}
-	all := []*command{
-		on("subscribe", -2, manyChannels, sub(toChannel), "Listens to channels."),
-		on("unsubscribe", -1, noChannels, unsub(toChannel), "Stops listening to channels."),
-		on("psubscribe", -2, manyPatterns, sub(toPattern), "Listens to channels that match patterns."),
-		on("punsubscribe", -1, noChannels, unsub(toPattern), "Stops listening to channels that match patterns."),
-		on("ssubscribe", -2, manyChannels, sub(toShard), "Listens to shard channels."),
-		on("sunsubscribe", -1, noChannels, unsub(toShard), "Stops listening to shard channels."),
-		on("publish", 3, oneChannel, publish(false), "Sends a message to who listens to a channel, at any gateway."),
-		on("spublish", 3, oneChannel, publish(true), "Sends a message to who listens to a shard channel, at any "+
-			"gateway."),
-		container("pubsub", "pubsub", "Tells who listens at this gateway.", nil,
-			onConn("pubsub|channels", -2, "", listTopics(toChannel), "Lists the channels that somebody listens to."),
-			onConn("pubsub|numsub", -2, "", countTopics(toChannel), "Counts who listens to channels."),
-			onConn("pubsub|numpat", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
-				_, patterns, _ := c.g.hub.counts()
-				w.Int(int64(patterns))
-				return nil
-			}, "Counts the patterns that somebody listens to."),
-			onConn("pubsub|shardchannels", -2, "", listTopics(toShard),
-				"Lists the shard channels that somebody listens to."),
-			onConn("pubsub|shardnumsub", -2, "", countTopics(toShard), "Counts who listens to shard channels."),
-			helpOf("pubsub", "CHANNELS [<pattern>]", "    Return the currently active channels matching a <pattern> "+
-				"(default: '*').",
-				"NUMPAT", "    Return number of subscriptions to patterns.",
-				"NUMSUB [<channel> ...]", "    Return the number of subscribers for the specified channels, excluding",
-				"    pattern subscriptions(default: no channels).",
-				"SHARDCHANNELS [<pattern>]", "    Return the currently active shard level channels matching a "+
-					"<pattern> (default: '*').",
-				"SHARDNUMSUB [<shardchannel> ...]", "    Return the number of subscribers for the specified shard "+
-					"level channel(s)")),
+	return performers{
+		spec.CmdSubscribe:      sub(toChannel),
+		spec.CmdUnsubscribe:    unsub(toChannel),
+		spec.CmdPsubscribe:     sub(toPattern),
+		spec.CmdPunsubscribe:   unsub(toPattern),
+		spec.CmdSsubscribe:     sub(toShard),
+		spec.CmdSunsubscribe:   unsub(toShard),
+		spec.CmdPublish:        publish(false),
+		spec.CmdSpublish:       publish(true),
+		spec.CmdPubsubChannels: listTopics(toChannel),
+		spec.CmdPubsubNumsub:   countTopics(toChannel),
+		spec.CmdPubsubNumpat: func(c *conn, w *resp.Writer, _ [][]byte) error {
+			_, patterns, _ := c.g.hub.counts()
+			w.Int(int64(patterns))
+			return nil
+		},
+		spec.CmdPubsubShardchannels: listTopics(toShard),
+		spec.CmdPubsubShardnumsub:   countTopics(toShard),
 	}
-	// PUBLISH and SPUBLISH are no commands for a connection of RESP2 that listens.
-	for _, c := range all[6:8] {
-		c.listening = false
-	}
-	return all
 }
-
-// whileListening marks a command that connections of RESP2 may give while they are subscribed.
-func whileListening(c *command) *command { c.listening = true; return c }
 
 // publish tells this gateway's subscribers, and those of the others. It returns how many of this one hear it, as a node
 // of Redis Cluster does. The peers get it without an answer, at most once; a nil Peers tells nobody.

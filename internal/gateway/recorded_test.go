@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -258,7 +259,7 @@ var ways = []struct {
 		var all [][]string
 		for _, c := range fitting(cmds) {
 			head := []string{"EVALSHA", sha, "0"}
-			if i := recordedCommand(c).first; i > 0 && i < len(c) {
+			if i := recordedCommand(c).First; i > 0 && i < len(c) {
 				head = []string{"EVALSHA", sha, "1", c[i]}
 			}
 			all = append(all, append(head, c...))
@@ -279,8 +280,8 @@ func recordedCommand(cmd []string) *command {
 // fits reports whether a command may be queued by MULTI.
 func fits(cmd []string) bool {
 	c := recordedCommand(cmd)
-	return c != nil && c.served() && c.sub == nil && !c.steps &&
-		(c.arity < 0 && len(cmd) >= -c.arity || len(cmd) == c.arity)
+	return c != nil && c.served() && c.sub == nil && !c.Is(spec.InSteps) &&
+		(c.Arity < 0 && len(cmd) >= -c.Arity || len(cmd) == c.Arity)
 }
 
 func fitting(cmds [][]string) [][]string {
@@ -559,9 +560,9 @@ func (r *recorder) missing() {
 		switch n := r.replies[c]; {
 		case c == unknown:
 		case n[0]+n[1] < 2:
-			r.t.Errorf("%s is not in the recorded run twice", c.name)
-		case c.served() && c.sub == nil && (n[0] == 0 || n[1] == 0) != slices.Contains(oneKind, c.name):
-			r.t.Errorf("%s has %d good replies and %d errors in the recorded run: see oneKind", c.name, n[0], n[1])
+			r.t.Errorf("%s is not in the recorded run twice", c.Name)
+		case c.served() && c.sub == nil && (n[0] == 0 || n[1] == 0) != slices.Contains(oneKind, c.Name):
+			r.t.Errorf("%s has %d good replies and %d errors in the recorded run: see oneKind", c.Name, n[0], n[1])
 		}
 	}
 }

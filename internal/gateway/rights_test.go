@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -143,9 +144,9 @@ func rightsUsers() map[string][]string {
 
 // randomRights makes arguments of a command, more or less like those that it takes.
 func randomRights(rng *rand.Rand, cmd *command) []string {
-	args := strings.Split(cmd.name, "|")
-	n := max(cmd.arity, -cmd.arity) - len(args)
-	if cmd.arity < 0 {
+	args := strings.Split(cmd.Name, "|")
+	n := max(cmd.Arity, -cmd.Arity) - len(args)
+	if cmd.Arity < 0 {
 		n += rng.IntN(7)
 	}
 	for range n {
@@ -226,14 +227,14 @@ func TestRightsLikeRedis(t *testing.T) {
 		if cmd == unknown || !cmd.served() {
 			continue
 		}
-		guarded := cmd.first != 0 || cmd.counted != 0 || cmd.spans != nil || cmd.channels != noChannels
-		if info := theirs.do(t, "COMMAND", "INFO", cmd.name); info == "*1\r\n*-1\r\n" || info == "*1\r\n$-1\r\n" {
+		guarded := cmd.First != 0 || cmd.Counted != 0 || cmd.Finder != 0 || cmd.Channels != spec.NoChannels
+		if info := theirs.do(t, "COMMAND", "INFO", cmd.Name); info == "*1\r\n*-1\r\n" || info == "*1\r\n$-1\r\n" {
 			if guarded { // a command of later versions: there is nothing to compare
-				t.Errorf("%s has keys or channels, and redis-server does not know it", cmd.name)
+				t.Errorf("%s has keys or channels, and redis-server does not know it", cmd.Name)
 			}
 			continue
 		}
-		if cmd.sub != nil && cmd.arity < -1 {
+		if cmd.sub != nil && cmd.Arity < -1 {
 			continue // it does nothing without a subcommand, and those have their turns
 		}
 		checked++
@@ -241,7 +242,7 @@ func TestRightsLikeRedis(t *testing.T) {
 		if guarded {
 			lines = 120
 		}
-		rng := rand.New(rand.NewPCG(uint64(len(cmd.name)), 11))
+		rng := rand.New(rand.NewPCG(uint64(len(cmd.Name)), 11))
 		for range lines {
 			compareOne(randomRights(rng, cmd))
 		}
@@ -262,7 +263,7 @@ func randomRules(rng *rand.Rand, served []*command) (rules []string) {
 		case 0, 1:
 			return one("+", "-") + "@" + categories[rng.IntN(len(categories))]
 		case 2, 3:
-			return one("+", "-") + served[rng.IntN(len(served))].name
+			return one("+", "-") + served[rng.IntN(len(served))].Name
 		case 4, 5:
 			return one("~", "%R~", "%W~", "%RW~") + one("*", "a", "b*", "[ab]", "[^a]", "?", "??*", "c", "d*")
 		case 6:
@@ -295,8 +296,8 @@ func TestRandomRulesLikeRedis(t *testing.T) {
 	ours := dial(t, "tcp", serve(t, Options{Databases: fake(), Cluster: true}))
 	var served []*command
 	for _, cmd := range commandsByID {
-		later := cmd.name == "client|no-touch" || cmd.name == "client|setinfo" // than Redis 7.0
-		if cmd != unknown && cmd.served() && (cmd.sub == nil || cmd.arity == -1) && !later {
+		later := cmd.Name == "client|no-touch" || cmd.Name == "client|setinfo" // than Redis 7.0
+		if cmd != unknown && cmd.served() && (cmd.sub == nil || cmd.Arity == -1) && !later {
 			served = append(served, cmd)
 		}
 	}
@@ -434,10 +435,10 @@ func TestDatabaseOfOthers(t *testing.T) {
 		}
 	}
 	for _, cmd := range commandsByID {
-		if !cmd.served() || slices.Contains(leave, cmd.name) {
+		if !cmd.served() || slices.Contains(leave, cmd.Name) {
 			continue
 		}
-		rng := rand.New(rand.NewPCG(uint64(len(cmd.name)), 12))
+		rng := rand.New(rand.NewPCG(uint64(len(cmd.Name)), 12))
 		for range 3 {
 			lines = append(lines, randomRights(rng, cmd))
 		}

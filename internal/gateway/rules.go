@@ -1,13 +1,11 @@
 package gateway
 
 import (
-	_ "embed"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -21,92 +19,23 @@ import (
 // Rights are asked when a command begins, and for one that MULTI queued again at EXEC: in between they may have been
 // taken away. A user with all rights is known by a flag, so that a store without users pays one branch a command.
 
-// categoriesText has the commands of Redis 7.0.15 by the categories that it has them in, a line for each set
-// of categories, and a few commands as of 7.2. TestCategoriesLikeRedis compares it with a redis-server.
-//
-//go:embed categories.txt
-var categoriesText string
-
-// needsText says what commands do to the values of their keys, the first and those behind it, as the key
-// specifications of Redis's COMMAND have it: R reads, W writes, - shows nothing of the value. A command
-// that is not there reads, or writes if that is how the table has it.
-const needsText = `
--: exists touch type strlen watch object|encoding object|freq object|idletime object|refcount memory|usage
--: hexists hlen hstrlen scard sismember
-RW: decr decrby getdel getex getset incr incrby incrbyfloat
-RW: hincrby hincrbyfloat spop
-RW W: smove
-W R: sdiffstore sinterstore sunionstore
-RW: eval evalsha fcall
-RW W: rename renamenx
-RW: move
--: llen xlen
-R: xreadgroup
-RW: lpop rpop lmpop blpop brpop blmpop
-RW W: lmove rpoplpush blmove brpoplpush
-R W: copy
--: zcard
-RW: zincrby zmpop zpopmax zpopmin bzmpop bzpopmax bzpopmin
-R W: georadius georadiusbymember sort
-R: pfdebug
-RW: setbit
-RW R: pfmerge
-W R: bitop
-W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
-`
-
-// wholeDatabase are commands that work in the database of SELECT without naming keys.
-var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb", "cluster|countkeysinslot",
-	"cluster|getkeysinslot", "memory|stats"}
-
-// getCommand is GET, which loops know, and selectCommand SELECT, which transactions do; moveCommand is MOVE, which has
-// a commit of its own.
-var getCommand, selectCommand, moveCommand *command
-
 // catalog has the commands in the order of commandsByID, but for unknown, so that their numbers are the same.
 var catalog *acl.Catalog
 
-// newCatalog fills in what rules need to know of each command.
-// It panics over a mistake in the two texts, at the program's start. It must run when all commands have their numbers.
+// newCatalog tells package acl of the commands. It must run when all of them have their numbers.
+// It panics over a category that there is not, at the program's start.
 func newCatalog() *acl.Catalog {
-	sets := make(map[string]acl.Category)
-	for line := range strings.Lines(categoriesText) {
-		of, names, _ := strings.Cut(line, ":")
-		var set acl.Category
-		for _, name := range strings.Fields(of) {
-			c, ok := acl.ParseCategory(name)
-			if !ok {
-				panic("categories.txt: no category " + name)
-			}
-			set |= c
-		}
-		for _, name := range strings.Fields(names) {
-			sets[name] = set
-		}
-	}
 	var list []acl.Command
 	for _, c := range commandsByID {
-		c.categories = sets[c.name]
-		if container, _, is := strings.Cut(c.name, "|"); is && c.categories == 0 {
-			c.categories = sets[container] // a subcommand that Redis has not
+		for _, name := range c.Categories {
+			set, ok := acl.ParseCategory(name)
+			if !ok {
+				panic(c.Name + ": no category " + name)
+			}
+			c.categories |= set
 		}
-		c.inDatabase = c.first > 0 || c.counted > 0 || c.spans != nil || slices.Contains(wholeDatabase, c.name)
-		c.needs = acl.NeedRead
-		if c.write {
-			c.needs = acl.NeedWrite
-		}
-		c.needsLater = c.needs
-		list = append(list, acl.Command{Name: c.name, Categories: c.categories})
+		list = append(list, acl.Command{Name: c.Name, Categories: c.categories})
 	}
-	for line := range strings.Lines(strings.TrimSpace(needsText)) {
-		how, names, _ := strings.Cut(line, ":")
-		needs := strings.Fields(how)
-		for _, name := range strings.Fields(names) {
-			c := named([]byte(name))
-			c.needs, c.needsLater = parseNeed(needs[0]), parseNeed(needs[len(needs)-1])
-		}
-	}
-	getCommand, selectCommand, moveCommand = commands["get"], commands["select"], commands["move"]
 	made, err := acl.NewCatalog(list)
 	if err != nil {
 		panic(err)
@@ -114,17 +43,14 @@ func newCatalog() *acl.Catalog {
 	return made
 }
 
-// parseNeed reads the letters of needsText; others, as -, ask for nothing.
-// A command that asks for nothing may be performed on any key of the user's patterns, whether they are for reading or
-// for writing.
-func parseNeed(s string) (n acl.Need) {
-	for _, c := range s {
-		switch c {
-		case 'R':
-			n |= acl.NeedRead
-		case 'W':
-			n |= acl.NeedWrite
-		}
+// needOf is an access as package acl has it. A command that has none may be performed on any key of the user's
+// patterns, whether they are for reading or for writing.
+func needOf(a spec.Access) (n acl.Need) {
+	if a&spec.Reads != 0 {
+		n |= acl.NeedRead
+	}
+	if a&spec.Changes != 0 {
+		n |= acl.NeedWrite
 	}
 	return n
 }
@@ -134,20 +60,27 @@ func parseNeed(s string) (n acl.Need) {
 // be more than 1. Rules, COMMAND GETKEYS and preloading all go by it, so that none of them sees another key than the
 // others.
 func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
-	if cmd.spans != nil {
-		return cmd.spans(args)
+	switch cmd.Finder {
+	case spec.FindStore:
+		return storeSpans(args, cmd.From)
+	case spec.FindSort:
+		return sortSpans(args)
+	case spec.FindStreams:
+		return behindStreams(args, 1), also
+	case spec.FindGroupStreams:
+		return groupReadSpans(args)
 	}
-	if keys = (acl.Span{First: cmd.first, Last: cmd.last, Step: cmd.step}); keys.Last < 0 {
+	if keys = (acl.Span{First: cmd.First, Last: cmd.Last, Step: cmd.Step}); keys.Last < 0 {
 		keys.Last += len(args)
 	}
-	if cmd.counted == 0 {
+	if cmd.Counted == 0 {
 		return keys, also
 	}
-	n, ok := resp.ParseInt(args[cmd.counted])
-	if ok && n > 0 && n < int64(len(args)-cmd.counted) {
-		also = acl.Span{First: cmd.counted + 1, Last: cmd.counted + int(n), Step: 1}
+	n, ok := resp.ParseInt(args[cmd.Counted])
+	if ok && n > 0 && n < int64(len(args)-cmd.Counted) {
+		also = acl.Span{First: cmd.Counted + 1, Last: cmd.Counted + int(n), Step: 1}
 	}
-	if keys.First == 0 || keys.First > cmd.counted {
+	if keys.First == 0 || keys.First > cmd.Counted {
 		return also, acl.Span{}
 	}
 	if also.First == 0 { // the command fails, and touches none
@@ -161,50 +94,37 @@ func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 // asks for the one that it works in, and those that name another one (SELECT, COPY, FLUSHALL) for that. A number that
 // means no database is left to the command, which says so. The Access refers to args.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
-	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
-	switch cmd.channels {
-	case oneChannel:
+	a = acl.Access{Command: int(cmd.ID), Args: args, Open: cmd.Has(spec.FlagNoAuth),
+		Needs: needOf(cmd.access(args)), NeedsLater: needOf(cmd.LaterAccess)}
+	switch cmd.Channels {
+	case spec.ChannelsFirst:
 		a.FirstChannel, a.LastChannel = 1, 1
-	case manyChannels, manyPatterns:
-		a.FirstChannel, a.LastChannel, a.Patterns = 1, len(args)-1, cmd.channels == manyPatterns
+	case spec.ChannelsAll, spec.ChannelsPatterns:
+		a.FirstChannel, a.LastChannel, a.Patterns = 1, len(args)-1, cmd.Channels == spec.ChannelsPatterns
 	}
 	keys, also := cmd.keySpans(args)
 	a.First, a.Last, a.Step, a.Also = keys.First, keys.Last, keys.Step, also
 	if cmd.inDatabase {
 		a.Use(db)
 	}
-	if cmd.libraries {
-		a.Use(librariesName.db)
+	if cmd.Is(spec.Libraries) {
+		a.Use(librariesName.DB)
 	}
-	switch cmd.name {
-	case "set":
-		// With GET it tells the value before, which is to read it.
-		for _, o := range args[3:] {
-			if values.Fold(o, "get") {
-				a.Needs |= acl.NeedRead
-			}
-		}
-	case "bitfield":
-		a.Needs = bitFieldNeeds(args)
-	case "select":
-		if n, err := c.dbIndex(args[1]); err == nil {
+	if cmd.Database > 0 {
+		if n, err := c.dbIndex(args[cmd.Database]); err == nil {
 			a.Use(n)
 		}
-	case "copy":
-		for i := 3; i+1 < len(args); i++ {
+	}
+	if cmd.Is(spec.DatabaseOption) {
+		for i := cmd.Last + 1; i+1 < len(args); i++ {
 			if values.Fold(args[i], "db") {
 				if n, err := c.dbIndex(args[i+1]); err == nil {
 					a.Use(n)
 				}
 			}
 		}
-	case "move":
-		if n, err := c.dbIndex(args[2]); err == nil {
-			a.Use(n)
-		}
-	case "flushall":
-		a.AllDatabases = true
 	}
+	a.AllDatabases = cmd.Is(spec.AllDatabases)
 	return a
 }
 
@@ -246,8 +166,8 @@ func (c *conn) mayTrack(t *tracker) (why acl.Denial, prefix string) {
 	return acl.Allowed, ""
 }
 
-// refusesPrefixes is the reply to a client that wants to hear of keys that its user may not read, or "".
-func (c *conn) refusesPrefixes(t *tracker) string {
+// refusesPrefixes is the reply to a client that wants to hear of keys that its user may not read, or nil.
+func (c *conn) refusesPrefixes(t *tracker) error {
 	why, prefix := c.mayTrack(t)
 	if why != acl.Allowed {
 		c.recordDenial(why, "toplevel", prefix, c.user.Load().Name)
@@ -308,7 +228,7 @@ func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
 func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl.Denial {
 	u := c.user.Load()
 	r := u.Rights()
-	if r.Unlimited() && (cmd.channels == noChannels || r.AnyChannel()) {
+	if r.Unlimited() && (cmd.Channels == spec.NoChannels || r.AnyChannel()) {
 		return acl.Allowed
 	}
 	a := c.accessOf(cmd, args, db)
@@ -318,40 +238,40 @@ func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl
 	case acl.DeniedKey, acl.DeniedChannel:
 		c.recordDenial(why, context, string(args[at]), u.Name)
 	default:
-		c.recordDenial(why, context, cmd.name, u.Name)
+		c.recordDenial(why, context, cmd.Name, u.Name)
 	}
 	return why
 }
 
-// refusal is the reply to a command that the connection's user may not perform, or "". The texts are those of
+// refusal is the reply to a command that the connection's user may not perform, or nil. The texts are those of
 // Redis 7.0, word by word: libraries tell NOPERM errors apart by them. A refusal does not name the key, which may be
 // somebody else's secret as far as the log of a program goes; ACL LOG does.
-func (c *conn) refusal(cmd *command, args [][]byte) string {
-	return noPermission(c.denial(cmd, args), cmd.name)
+func (c *conn) refusal(cmd *command, args [][]byte) error {
+	return noPermission(c.denial(cmd, args), cmd.Name)
 }
 
-// noPermission is the reply that says why a command is refused, or "".
-func noPermission(why acl.Denial, command string) string {
+// noPermission is the reply that says why a command is refused, or nil.
+func noPermission(why acl.Denial, command string) error {
 	switch why {
 	case acl.Allowed:
-		return ""
+		return nil
 	case acl.DeniedCommand:
-		return "NOPERM this user has no permissions to run the '" + command + "' command"
+		return refusal("NOPERM this user has no permissions to run the '" + command + "' command")
 	case acl.DeniedDatabase:
-		return "NOPERM this user has no permissions to access this database"
+		return refusal("NOPERM this user has no permissions to access this database")
 	case acl.DeniedChannel:
-		return "NOPERM this user has no permissions to access one of the channels used as arguments"
+		return refusal("NOPERM this user has no permissions to access one of the channels used as arguments")
 	}
-	return "NOPERM this user has no permissions to access one of the keys used as arguments"
+	return refusal("NOPERM this user has no permissions to access one of the keys used as arguments")
 }
 
 // refusalAtExec is the same for a command that was allowed when MULTI queued it, in the database that it works in. The
 // others of the transaction are performed, as in Redis: the reply to EXEC has this one in its place.
-func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
+func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) error {
 	reason := "no permission to touch the specified keys"
 	switch c.denialIn(cmd, args, db, "toplevel") {
 	case acl.Allowed:
-		return ""
+		return nil
 	case acl.DeniedCommand:
 		reason = "no permission to execute the command or subcommand"
 	case acl.DeniedDatabase:
@@ -359,8 +279,8 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
 	case acl.DeniedChannel:
 		reason = "no permission to publish to the specified channel"
 	}
-	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This " +
-		"command is no longer allowed for the following reason: " + reason
+	return refusal("NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. " +
+		"This command is no longer allowed for the following reason: " + reason)
 }
 
 // recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded:
@@ -425,6 +345,6 @@ func (t *staged) ReadsEverything(args [][]byte) bool {
 	if r.Unlimited() {
 		return true
 	}
-	a := t.c.accessOf(find(args[0]), args, t.db)
+	a := t.c.accessOf(find(args[0]), args, t.DB)
 	return r.ReadsAllKeys(&a)
 }

@@ -3,14 +3,15 @@ package gateway
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -49,51 +50,52 @@ type runningScript struct {
 	db           int             // that it began in
 }
 
-func scriptCommands() []*command {
-	return []*command{
-		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", "Runs a script.").by(evaluator(false, false)))),
-		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting",
-			"Runs a script that the gateway has, by its SHA-1.").by(evaluator(true, false))))),
-		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting",
-			"Runs a script that may not write.").by(evaluator(false, true))),
-		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting",
-			"Runs a script that the gateway has and that may not write.").by(evaluator(true, true)))),
-		container("script", "scripting", "Scripts that the gateway keeps.", nil,
-			onKeys("script|load", 3, 0, 0, 0, "", "Keeps a script, and returns its SHA-1.").by(onStaged(loadScript)),
-			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
-			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
-			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; "+
-				"nothing of it is done."),
-			onConn("script|debug", 3, "", cmdScriptDebug, "Is refused, but for NO."),
-			helpOf("script", "DEBUG (YES|SYNC|NO)", "    Set the debug mode for subsequent scripts executed.",
-				"EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the "+
-					"script cache.",
-				"FLUSH [ASYNC|SYNC]", "    Flush the Lua scripts cache. Very dangerous on replicas.",
-				"    When called without the optional mode argument, the behavior is determined by the",
-				"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
-				"    * ASYNC: Asynchronously flush the scripts cache.",
-				"    * SYNC: Synchronously flush the scripts cache.",
-				"KILL", "    Kill the currently executing Lua script.",
-				"LOAD <script>", "    Load a script into the scripts cache without executing it.")),
+// scriptCommands are about scripts, and run none.
+func scriptCommands() performers {
+	return performers{
+		spec.CmdScriptExists: cmdScriptExists,
+		spec.CmdScriptFlush:  cmdScriptFlush,
+		spec.CmdScriptKill:   cmdScriptKill,
+		spec.CmdScriptDebug:  cmdScriptDebug,
+		spec.CmdFunctionKill: func(c *conn, w *resp.Writer, args [][]byte) error {
+			return c.killScript(w, args, true)
+		},
+	}
+}
+
+// stagedCommands run other commands, or work on what the gateways of a store share.
+func stagedCommands() map[spec.ID]stagedFunc {
+	return map[spec.ID]stagedFunc{
+		spec.CmdEval:            evaluator(false, false),
+		spec.CmdEvalsha:         evaluator(true, false),
+		spec.CmdEvalRo:          evaluator(false, true),
+		spec.CmdEvalshaRo:       evaluator(true, true),
+		spec.CmdScriptLoad:      loadScript,
+		spec.CmdFcall:           functionCaller(false),
+		spec.CmdFcallRo:         functionCaller(true),
+		spec.CmdFunctionLoad:    functionLoad,
+		spec.CmdFunctionDelete:  functionDelete,
+		spec.CmdFunctionFlush:   functionFlush,
+		spec.CmdFunctionRestore: functionRestore,
+		spec.CmdFunctionList:    functionList,
+		spec.CmdFunctionDump:    functionDump,
+		spec.CmdFunctionStats:   functionStats,
 	}
 }
 
 const (
-	errNoScript     = "NOSCRIPT No matching script. Please use EVAL."
-	errNotScripted  = "ERR This Redis command is not allowed from script"
-	errScriptWrites = "ERR Write commands are not allowed from read-only scripts."
-	errScriptFlag   = "ERR Can not execute a script with write flag using *_ro command."
+	errNoScript     refusal = "NOSCRIPT No matching script. Please use EVAL."
+	errNotScripted  refusal = "ERR This Redis command is not allowed from script"
+	errScriptWrites refusal = "ERR Write commands are not allowed from read-only scripts."
+	errScriptFlag   refusal = "ERR Can not execute a script with write flag using *_ro command."
 )
-
-// bySHA marks a command that runs a script that the gateway has.
-func bySHA(c *command) *command { c.bySHA = true; return c }
 
 // evaluator is EVAL and those like it.
 // named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
-func evaluator(named, readOnly bool) values.SeveralFunc {
-	return onStaged(func(t *staged, args [][]byte, w *resp.Writer) error {
+func evaluator(named, readOnly bool) stagedFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		if named && len(args[1]) != 40 {
-			return refusal(errNoScript)
+			return errNoScript
 		}
 		n, err := keysOfScript(args, values.ErrNotInt)
 		if err != nil {
@@ -104,17 +106,17 @@ func evaluator(named, readOnly bool) values.SeveralFunc {
 		case err != nil:
 			return err
 		case readOnly && prog.MayWrite:
-			return refusal(errScriptFlag)
+			return errScriptFlag
 		}
 		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites,
 			func(task *luascript.Task) bool {
 				return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
 			})
-		if t.err == errAlone {
+		if t.Err == exec.ErrAlone {
 			prog.Alone.Store(true)
 		}
 		return nil
-	})
+	}
 }
 
 // keysOfScript is how many of the arguments behind the third are keys.
@@ -137,7 +139,7 @@ func keysOfScript(args [][]byte, notInt refusal) (n int64, err error) {
 func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, err error) {
 	if bySHA {
 		if prog = s.cache.Find(text); prog == nil {
-			return nil, refusal(errNoScript)
+			return nil, errNoScript
 		}
 		return prog, nil
 	}
@@ -164,18 +166,18 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 	}
 	t.host.t, t.host.readOnly, t.host.now = t, readOnly, time.Time{}
 	t.task = luascript.Task{Host: &t.host, Memory: int64(g.o.ScriptMemory), Function: function}
-	r.until, r.task, r.db = t.scriptsEnd, &t.task, t.db
+	r.until, r.task, r.db = t.scriptsEnd, &t.task, t.DB
 	t.c.setScript(r)
 	if !first || !g.scripts.watched.Load() {
 		g.watchScripts(r.until)
 	}
-	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
+	db, before, told, sent := t.DB, t.snapshot(), len(t.changes), len(t.messages)
 	// The snapshot was made for this case alone: a script that fails half way has changed keys already.
 	if !run(&t.task) {
 		t.undo(before)
 		t.changes, t.messages = t.changes[:told], t.messages[:sent]
 	}
-	t.db = db
+	t.DB = db
 	t.c.setScript(runningScript{})
 }
 
@@ -183,7 +185,7 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 // It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
 func (t *staged) snapshot() []values.Key {
 	t.before = t.before[:0]
-	for _, k := range t.keys {
+	for _, k := range t.Keys {
 		t.before = append(t.before, k.Key)
 		k.Own = nil // the snapshot's value may be in it
 	}
@@ -193,12 +195,12 @@ func (t *staged) snapshot() []values.Key {
 // undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
 // command has wanted for a value stays wanted.
 func (t *staged) undo(before []values.Key) {
-	for i, k := range t.keys {
+	for i, k := range t.Keys {
 		want := k.Want
 		if i < len(before) {
 			k.Key = before[i]
 		} else {
-			k.Key = k.was
+			k.Key = k.Was
 		}
 		k.Want = max(want, k.Want)
 	}
@@ -300,33 +302,14 @@ type scriptHost struct {
 	now      time.Time   // what TIME says, for all of the script
 }
 
-// scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside
-// the script, and not what the script has changed.
-var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "select": true, "keys": true, "scan": true,
-	"randomkey": true, "dbsize": true,
-	"info": true, "lolwut": true, "command": true, "command|count": true, "command|info": true, "command|docs": true,
-	"command|list": true, "command|getkeys": true,
-	"command|getkeysandflags": true, "lastsave": true, "readonly": true, "readwrite": true, "asking": true,
-	"object|idletime": true, "slowlog|get": true, "slowlog|len": true,
-	"pubsub|channels": true, "pubsub|numpat": true, "pubsub|numsub": true, "pubsub|shardchannels": true,
-	"pubsub|shardnumsub":      true,
-	"cluster|countkeysinslot": true, "cluster|getkeysinslot": true, "cluster|info": true, "cluster|keyslot": true,
-	"cluster|links": true, "cluster|myid": true, "cluster|nodes": true,
-	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true,
-	"memory|doctor": true, "memory|stats": true, "memory|malloc-stats": true, "memory|purge": true}
-
-// unscripted are commands on keys that scripts may not use: those of the commands that wait that Redis keeps from them.
-var unscripted = map[string]bool{"blmove": true, "blpop": true, "brpop": true, "brpoplpush": true, "bzpopmax": true,
-	"bzpopmin": true}
-
 // Call is of luascript.Host.
-// The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by
+// The reply is in RESP of that version, and good until the next Call. err is one that the script can catch by
 // redis.pcall; an error of the store is none of these: it ends the script (Stopped).
-func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
+func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, err error) {
 	t := h.t
-	cmd, bad := h.find(args)
-	if bad != "" {
-		return nil, bad
+	cmd, err := h.find(args)
+	if err != nil {
+		return nil, err
 	}
 	if t.showing {
 		defer func() { t.shown.add(t, "lua", cmd, args) }()
@@ -338,70 +321,66 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		t.scripted = true
 		t.run(cmd, args, &h.w)
 		t.scripted = false
-	case cmd.name == "select":
+	case cmd.ID == spec.CmdSelect:
 		db, err := t.c.dbIndex(args[1])
 		if err != nil {
-			return nil, err.Error()
+			return nil, err
 		}
-		t.db = db
+		t.DB = db
 		h.w.OK()
-	case cmd.channels == oneChannel:
-		t.publish(cmd.name == "spublish", args[1], args[2], &h.w)
-	case cmd.name == "time":
+	case cmd.Channels == spec.ChannelsFirst:
+		t.publish(cmd.ID == spec.CmdSpublish, args[1], args[2], &h.w)
+	case cmd.ID == spec.CmdTime:
 		if h.now.IsZero() {
 			h.now = time.Now()
 		}
 		writeTime(&h.w, h.now)
-	case t.grouped: // it might see the store without what the scripts before it have done
-		t.needsMore()
+	case t.Lone: // it might see the store without what the scripts before it have done
+		t.NeedsMore()
 	default:
 		c := t.c
 		db := c.db
 		// Such commands look at the connection for their database, and the script has one of its own.
-		c.use(t.db)
+		c.use(t.DB)
 		values.WriteRefusal(&h.w, cmd.conn(c, &h.w, args))
 		c.use(db)
 	}
-	return h.w.Bytes(), ""
+	return h.w.Bytes(), nil
 }
 
 // find finds a command that the script may perform, in the order of Redis's checks.
 // Rights are the user's, in the database that the script has selected, and what is refused is in ACL LOG.
-func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
+func (h *scriptHost) find(args [][]byte) (cmd *command, err error) {
 	if cmd = lookupCommand(args); cmd == nil {
-		return nil, "ERR Unknown Redis command called from script"
+		return nil, refusal("ERR Unknown Redis command called from script")
 	}
 	switch {
-	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
-		return nil, "ERR Wrong number of args calling Redis command from script"
+	case cmd.mistaken(len(args)):
+		return nil, refusal("ERR Wrong number of args calling Redis command from script")
 	case !cmd.served():
 		return nil, cmd.notHere()
-	case cmd.key != nil:
-	case unscripted[cmd.name]:
+	case cmd.Has(spec.FlagNoscript), cmd.Is(spec.NotInScripts), cmd.batch != nil:
 		return nil, errNotScripted
-	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
-	case scriptable[cmd.name], strings.HasSuffix(cmd.name, "|help"), cmd.channels == oneChannel: // PUBLISH and SPUBLISH
-	case cmd.steps:
-		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
-	default:
-		return nil, errNotScripted
+	case cmd.Is(spec.InSteps):
+		return nil, refusal("ERR kvd: '" + cmd.Name + "' cannot be undone if the script fails, so scripts may not " +
+			"use it")
 	}
-	switch h.t.c.denialIn(cmd, args, h.t.db, "lua") {
+	switch h.t.c.denialIn(cmd, args, h.t.DB, "lua") {
 	case acl.Allowed:
 	case acl.DeniedCommand:
-		return nil, "ERR The user executing the script can't run this command or subcommand"
+		return nil, refusal("ERR The user executing the script can't run this command or subcommand")
 	case acl.DeniedDatabase:
-		return nil, "ERR The user executing the script can't access this database"
+		return nil, refusal("ERR The user executing the script can't access this database")
 	case acl.DeniedChannel:
-		return nil, "ERR The user executing the script can't publish to the channel mentioned in the command"
+		return nil, refusal("ERR The user executing the script can't publish to the channel mentioned in the command")
 	default:
-		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the " +
-			"command arguments"
+		return nil, refusal("ERR The user executing the script can't access at least one of the keys mentioned in " +
+			"the command arguments")
 	}
-	if h.readOnly && (cmd.write || cmd.kind > read || cmd.channels == oneChannel) {
+	if h.readOnly && (cmd.Writes() || cmd.Channels == spec.ChannelsFirst) {
 		return nil, errScriptWrites
 	}
-	return cmd, ""
+	return cmd, nil
 }
 
 func lookupCommand(args [][]byte) *command {
@@ -416,10 +395,10 @@ func lookupCommand(args [][]byte) *command {
 // It is redis.acl_check_cmd, and records nothing.
 func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 	cmd := lookupCommand(args)
-	if cmd == nil || cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity {
+	if cmd == nil || cmd.mistaken(len(args)) {
 		return false, cmd != nil
 	}
-	return h.t.c.permittedIn(cmd, args, h.t.db), true
+	return h.t.c.permittedIn(cmd, args, h.t.DB), true
 }
 
 // Log is of luascript.Host. A script that runs again logs again.
@@ -433,12 +412,12 @@ func (h *scriptHost) Log(level int, text string) {
 // Reserve is of luascript.Host: the memory is out of the connection's share until its reply is written.
 func (h *scriptHost) Reserve(n int64) error {
 	h.t.Take(n)
-	return h.t.err
+	return h.t.Err
 }
 
 // Stopped is of luascript.Host.
 // The script ends at its next step then, and cannot catch it.
-func (h *scriptHost) Stopped() bool { return h.t.failed() }
+func (h *scriptHost) Stopped() bool { return h.t.Failed() }
 
 // loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
 func loadScript(t *staged, args [][]byte, w *resp.Writer) error {
@@ -526,7 +505,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 // taken effect. It is called once, behind the commit. A message of a script whose outcome is unknown is not sent:
 // nobody could take it back.
 func (t *staged) conclude(applied bool) {
-	if k := t.find[librariesName]; k != nil && k.Changed {
+	if k := t.Find[librariesName]; k != nil && k.Changed {
 		t.c.g.functions.changes.Add(1)
 	}
 	if !applied {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/redis/args"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -61,7 +62,7 @@ func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
 func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
 	case values.Fold(args[1], "help") && len(args) == 2:
-		writeHelp(w, "debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")
+		writeHelp(w, commandsByID[spec.CmdDebug].Name, "SLEEP <seconds>", "    Stop this connection for <seconds>.")
 	case values.Fold(args[1], "sleep") && len(args) == 3:
 		return cmdDebugSleep(c, w, args)
 	default:
@@ -112,58 +113,47 @@ func (c *conn) setName(b []byte) {
 	c.mu.Unlock()
 }
 
-// clientCommands are apart from the table since they are many.
-func clientCommands() *command {
-	return container("client", "connection", "Commands about connections.", nil,
-		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
+// clientCommands are about connections.
+func clientCommands() performers {
+	return performers{
+		spec.CmdClientId: func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.Int(c.id)
 			return nil
-		}, "Returns the connection's number."),
-		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
+		},
+		spec.CmdClientInfo: func(c *conn, w *resp.Writer, _ [][]byte) error {
 			w.Verbatim("txt", c.line()+"\n")
 			return nil
-		}, "Describes the connection."),
-		onConn("client|list", -2, "", cmdClientList, "Describes the connections to this gateway."),
-		onConn("client|setname", 3, "", func(c *conn, w *resp.Writer, args [][]byte) error {
+		},
+		spec.CmdClientList: cmdClientList,
+		spec.CmdClientSetname: func(c *conn, w *resp.Writer, args [][]byte) error {
 			if !validName(args[2]) {
 				return refusal(errClientName)
 			}
 			c.setName(args[2])
 			w.OK()
 			return nil
-		}, "Names the connection."),
-		onConn("client|getname", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) error {
+		},
+		spec.CmdClientGetname: func(c *conn, w *resp.Writer, _ [][]byte) error {
 			if c.mu.name == "" {
 				w.Null()
 			} else {
 				w.BulkString(c.mu.name)
 			}
 			return nil
-		}, "Returns the connection's name."),
-		onConn("client|setinfo", 4, "", cmdClientSetInfo, "Names the client's library."),
-		onConn("client|no-evict", 3, "", onOff, "Is accepted."),
-		onConn("client|no-touch", 3, "", onOff, "Is accepted."),
-		onConn("client|reply", 3, "", cmdClientReply, "Turns replies off and on."),
-		onConn("client|kill", -3, "", cmdClientKill, "Closes connections."),
-		onConn("client|pause", -3, "", cmdClientPause, "Holds up commands of this gateway's clients."),
-		onConn("client|unpause", 2, "", cmdClientUnpause, "Ends that."),
-		onConn("client|unblock", -3, "", cmdClientUnblock, "Ends the waiting of a client of this gateway."),
-		onConn("client|getredir", 2, "", cmdClientGetRedir,
-			"Returns the connection that hears of what this one caches."),
-		onConn("client|tracking", -3, "", cmdClientTracking, "Begins or ends telling the client which of the keys "+
-			"that it caches are written."),
-		onConn("client|caching", 3, "", cmdClientCaching, "Says whether the next command's keys are cached."),
-		onConn("client|trackinginfo", 2, "", cmdClientTrackingInfo, "Tells how the client caches."),
-		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID",
-			"    Return the ID of the current connection.",
-			"INFO", "    Return information about the current client connection.", "KILL <option> ...",
-			"    Kill connection(s).",
-			"LIST [options ...]", "    Return information about client connections.", "UNPAUSE",
-			"    Stop the current client pause, resuming traffic.",
-			"PAUSE <timeout> [WRITE|ALL]", "    Suspend all, or just write, clients for <timeout> milliseconds.",
-			"REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
-			"SETNAME <name>", "    Assign the name <name> to the current connection.",
-			"UNBLOCK <clientid> [TIMEOUT|ERROR]", "    Unblock the specified blocked client."))
+		},
+		spec.CmdClientSetinfo:      cmdClientSetInfo,
+		spec.CmdClientNoEvict:      onOff,
+		spec.CmdClientNoTouch:      onOff,
+		spec.CmdClientReply:        cmdClientReply,
+		spec.CmdClientKill:         cmdClientKill,
+		spec.CmdClientPause:        cmdClientPause,
+		spec.CmdClientUnpause:      cmdClientUnpause,
+		spec.CmdClientUnblock:      cmdClientUnblock,
+		spec.CmdClientGetredir:     cmdClientGetRedir,
+		spec.CmdClientTracking:     cmdClientTracking,
+		spec.CmdClientCaching:      cmdClientCaching,
+		spec.CmdClientTrackinginfo: cmdClientTrackingInfo,
+	}
 }
 
 // onOff accepts what would change how Redis evicts: here the client library decides that, for

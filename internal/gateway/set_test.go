@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
 // alikeSets allows for the order of what Redis keeps in a hash table, and for chance.
@@ -152,8 +150,8 @@ func TestSMove(t *testing.T) {
 		{"EXISTS a", ":0\r\n"},
 		{"SCARD b", ":2\r\n"},
 		{"SET s v", "+OK\r\n"},
-		{"SMOVE b s x", "-" + string(values.ErrWrongType) + "\r\n"},
-		{"SMOVE s b x", "-" + string(values.ErrWrongType) + "\r\n"},
+		{"SMOVE b s x", wrongType},
+		{"SMOVE s b x", wrongType},
 		{"SMOVE a s x", ":0\r\n"},
 		{"SUNIONSTORE s b", ":2\r\n"},
 		{"SDIFFSTORE a b s", ":0\r\n"},

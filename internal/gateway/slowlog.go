@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -221,7 +222,7 @@ func slowArgs(cmd *command, args [][]byte, n int) []string {
 		switch {
 		case n > maxSlowArgs && i == maxSlowArgs-1:
 			return append(out, "... ("+strconv.Itoa(n-i)+" more arguments)")
-		case isSecret(cmd, args, i):
+		case cmd.Secret.Hides(args, i, values.Fold):
 			out = append(out, "(redacted)")
 		case len(a) > maxSlowArg:
 			out = append(out, string(a[:maxSlowArg])+"... ("+strconv.Itoa(len(a)-maxSlowArg)+" more bytes)")
@@ -230,23 +231,6 @@ func slowArgs(cmd *command, args [][]byte, n int) []string {
 		}
 	}
 	return out
-}
-
-// isSecret reports whether an argument may be a password, or tell of users, as Redis has it.
-// It is for the slow log and MONITOR alike. The place in args decides, whatever is there: a wrong command may hold a
-// password, too.
-func isSecret(cmd *command, args [][]byte, i int) bool {
-	switch cmd.name {
-	case "auth":
-		return i > 0
-	case "acl|setuser":
-		return i > 1
-	case "config|set":
-		return i > 2 && i%2 == 1 && values.Fold(args[i-1], "requirepass")
-	case "hello":
-		return i > 2 && values.Fold(args[i-1], "auth") || i > 3 && values.Fold(args[i-2], "auth")
-	}
-	return false
 }
 
 // cmdSlowLogGet shows the newest entries, ten of them unless told otherwise.
@@ -293,35 +277,17 @@ func cmdSlowLogReset(c *conn, w *resp.Writer, _ [][]byte) error {
 }
 
 // slowLogCommands tell what took long: SLOWLOG which commands, LATENCY how often.
-func slowLogCommands() []*command {
-	return []*command{
-		container("slowlog", "server", "The last commands that took long.", nil,
-			onConn("slowlog|get", -2, "", cmdSlowLogGet, "Returns entries, the newest first."),
-			onConn("slowlog|len", 2, "", cmdSlowLogLen, "Counts the entries."),
-			onConn("slowlog|reset", 2, "", cmdSlowLogReset, "Forgets the entries."),
-			helpOf("slowlog", "GET [<count>]", "    Return top <count> entries from the slowlog (default: 10, -1 "+
-				"mean all).",
-				"    Entries are made of:", "    id, timestamp, time in microseconds, arguments array, client IP and "+
-					"port,", "    client name",
-				"LEN", "    Return the length of the slowlog.", "RESET", "    Reset the slowlog.")),
-		container("latency", "server", "How long commands take.", nil,
-			onConn("latency|latest", 2, "", cmdLatencyLatest,
-				"Returns the latest latency of each event, and its longest one."),
-			onConn("latency|history", 3, "", cmdLatencyHistory, "Returns the latencies of an event."),
-			onConn("latency|reset", -2, "", cmdLatencyReset, "Forgets events."),
-			onConn("latency|graph", 3, "", cmdLatencyGraph, "Draws the latencies of an event."),
-			onConn("latency|doctor", 2, "", cmdLatencyDoctor, "Sums up the events."),
-			onConn("latency|histogram", -2, "", cmdLatencyHistogram,
-				"Returns how many calls of commands took up to which times."),
-			helpOf("latency", "DOCTOR", "    Return a human readable latency analysis report.",
-				"GRAPH <event>", "    Return an ASCII latency graph for the <event> class.",
-				"HISTORY <event>", "    Return time-latency samples for the <event> class.",
-				"LATEST", "    Return the latest latency samples for all events.",
-				"RESET [<event> ...]", "    Reset latency data of one or more <event> classes.",
-				"    (default: reset all data for all event classes)",
-				"HISTOGRAM [COMMAND ...]", "    Return a cumulative distribution of latencies in the format of a "+
-					"histogram for the specified command names.",
-				"    If no commands are specified then all histograms are replied.")),
+func slowLogCommands() performers {
+	return performers{
+		spec.CmdSlowlogGet:       cmdSlowLogGet,
+		spec.CmdSlowlogLen:       cmdSlowLogLen,
+		spec.CmdSlowlogReset:     cmdSlowLogReset,
+		spec.CmdLatencyLatest:    cmdLatencyLatest,
+		spec.CmdLatencyHistory:   cmdLatencyHistory,
+		spec.CmdLatencyReset:     cmdLatencyReset,
+		spec.CmdLatencyGraph:     cmdLatencyGraph,
+		spec.CmdLatencyDoctor:    cmdLatencyDoctor,
+		spec.CmdLatencyHistogram: cmdLatencyHistogram,
 	}
 }
 
@@ -344,8 +310,8 @@ func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 	var rows []row
 	for _, cmd := range list {
-		s := &c.g.m.commands[cmd.id]
-		r, n := row{name: cmd.name}, int64(0)
+		s := &c.g.m.commands[cmd.ID]
+		r, n := row{name: cmd.Name}, int64(0)
 		for i := range s.buckets {
 			if k := int64(s.buckets[i].Load()); k > 0 {
 				n += k

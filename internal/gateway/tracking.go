@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
 // tracker is how a connection's client caches (CLIENT TRACKING). It does not change, but for broken.
@@ -183,7 +184,7 @@ func (b *batch) endTracking() {
 // look decides.
 func (b *batch) endTrackingOf(u *unit) {
 	version := u.got
-	if u.err != nil || u.kind > read {
+	if u.err != nil || u.kind > spec.Read {
 		version = unknownVersion
 	}
 	b.c.g.tracked.setVersion(b.c.g, b.c, b.c.db, u.name, version)

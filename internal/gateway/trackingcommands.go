@@ -100,11 +100,11 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 	switch {
 	case values.Fold(args[2], "on"):
-		if bad := t.conflict(c.tracker.Load()); bad != "" {
-			return refusal(bad)
+		if err := t.conflict(c.tracker.Load()); err != nil {
+			return err
 		}
-		if bad := c.refusesPrefixes(t); bad != "" {
-			return refusal(bad)
+		if err := c.refusesPrefixes(t); err != nil {
+			return err
 		}
 		c.track(t)
 	case values.Fold(args[2], "off"):
@@ -121,22 +121,22 @@ const maxPrefixes = 1024
 
 // conflict is why t cannot follow was, which is nil for a client that begins to cache. It completes t's prefixes.
 // The texts are Redis's. Prefixes that overlap are refused, so that no client hears of a key twice.
-func (t *tracker) conflict(was *tracker) string {
+func (t *tracker) conflict(was *tracker) error {
 	const again = " mode before disabling tracking for this client, and then re-enabling it with a different mode."
 	switch {
 	case len(t.prefixes) > 0 && !t.bcast:
-		return "ERR PREFIX option requires BCAST mode to be enabled"
+		return refusal("ERR PREFIX option requires BCAST mode to be enabled")
 	case was != nil && was.bcast != t.bcast:
-		return "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then " +
-			"re-enabling it with a different mode."
+		return refusal("ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then " +
+			"re-enabling it with a different mode.")
 	case t.bcast && (t.optIn || t.optOut):
-		return "ERR OPTIN and OPTOUT are not compatible with BCAST"
+		return refusal("ERR OPTIN and OPTOUT are not compatible with BCAST")
 	case t.optIn && t.optOut:
-		return "ERR You can't specify both OPTIN mode and OPTOUT mode"
+		return refusal("ERR You can't specify both OPTIN mode and OPTOUT mode")
 	case was != nil && (t.optIn && was.optOut || t.optOut && was.optIn):
-		return "ERR You can't switch OPTIN/OPTOUT" + again
+		return refusal("ERR You can't switch OPTIN/OPTOUT" + again)
 	case !t.bcast:
-		return ""
+		return nil
 	}
 	var have []string
 	if was != nil {
@@ -145,14 +145,15 @@ func (t *tracker) conflict(was *tracker) string {
 	for i, p := range t.prefixes {
 		for _, q := range have {
 			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with an existing prefix '" +
-					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+				return refusal("ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with an existing prefix '" +
+					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap.")
 			}
 		}
 		for _, q := range t.prefixes[i+1:] {
 			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + values.Clip([]byte(p), 128) + "' overlaps with another provided prefix '" +
-					values.Clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+				return refusal("ERR Prefix '" + values.Clip([]byte(p), 128) +
+					"' overlaps with another provided prefix '" + values.Clip([]byte(q), 128) +
+					"'. Prefixes for a single client must not overlap.")
 			}
 		}
 	}
@@ -161,9 +162,9 @@ func (t *tracker) conflict(was *tracker) string {
 	}
 	t.prefixes = slices.Concat(have, t.prefixes)
 	if len(t.prefixes) > maxPrefixes {
-		return "ERR kvd: more than 1024 prefixes"
+		return refusal("ERR kvd: more than 1024 prefixes")
 	}
-	return ""
+	return nil
 }
 
 // cmdClientCaching holds for the next command alone, or for the transaction that begins with it; dispatch ends it.

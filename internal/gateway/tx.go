@@ -10,7 +10,9 @@ import (
 	"sync/atomic"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
 // transaction is what MULTI and WATCH have said.
@@ -91,7 +93,7 @@ func (s *watchers) touch(keys []written) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
-		for made := range s.mu.keys[stagedName{k.db, string(k.name)}] {
+		for made := range s.mu.keys[stagedName{DB: k.db, Name: string(k.name)}] {
 			made.Store(true)
 		}
 	}
@@ -129,15 +131,15 @@ func (b *batch) seen() {
 	for _, u := range b.units {
 		there := u.err == nil
 		switch u.kind {
-		case presence, readValue, read:
+		case spec.Presence, spec.ReadValue, spec.Read:
 			there = u.stored || u.large > 0
-		case putIf:
+		case spec.PutIf:
 			there = there && u.cond == client.IfAbsent && !u.stored
-		case update:
+		case spec.Update:
 			there = there && !b.entries[u.first].change.missed
 		}
 		if there {
-			b.c.sees(stagedName{b.c.db, string(u.name)})
+			b.c.sees(stagedName{DB: b.c.db, Name: string(u.name)})
 		}
 	}
 }
@@ -218,15 +220,15 @@ func cmdWatch(c *conn, w *resp.Writer, args [][]byte) error {
 	}
 next:
 	for _, name := range args[1:] {
-		if bad := badKey(c.in, name); bad != "" {
-			return refusal(bad)
+		if err := badKey(c.in, name); err != nil {
+			return err
 		}
 		for _, x := range c.tx.watched {
-			if x.stagedName == (stagedName{c.db, string(name)}) {
+			if x.stagedName == (stagedName{DB: c.db, Name: string(name)}) {
 				continue next
 			}
 		}
-		x := watch{stagedName: stagedName{c.db, string(name)}}
+		x := watch{stagedName: stagedName{DB: c.db, Name: string(name)}}
 		made := c.g.watchers.add(x.stagedName)
 		v, err := versionOf(c, name)
 		if x.version = v; v == 0 && err == nil {
@@ -296,8 +298,8 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	b.hold = true
 	defer func() { b.reset(); b.hold = false }()
 	for _, q := range queue {
-		if bad := c.refusalAtExec(q.cmd, q.args, c.db); bad != "" {
-			b.fail(q.cmd, bad)
+		if err := c.refusalAtExec(q.cmd, q.args, c.db); err != nil {
+			b.fail(q.cmd, err)
 			continue
 		}
 		if q.cmd.key != nil {
@@ -309,18 +311,18 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		b.entries = append(b.entries, entry{cmd: q.cmd, args: q.args, unit: -1, next: -1, first: true, last: true})
 	}
 	for _, x := range watched {
-		_, u := b.unitOf([]byte(x.name))
+		_, u := b.unitOf([]byte(x.Name))
 		// A watched key that the queue only reads need not be written: its version is compared when it has been read,
 		// which was one instant.
 		u.watched, u.version = true, x.version
-		if u.kind = max(u.kind, read); u.kind > read {
-			u.kind = update
+		if u.kind = max(u.kind, spec.Read); u.kind > spec.Read {
+			u.kind = spec.Update
 		}
 	}
 	b.perform()
 	for _, u := range b.units {
 		switch {
-		case errors.Is(u.err, errWatched), u.watched && u.kind <= read && u.err == nil && u.got != u.version:
+		case errors.Is(u.err, exec.ErrChanged), u.watched && u.kind <= spec.Read && u.err == nil && u.got != u.version:
 			w.NullArray()
 			return nil
 		case u.err != nil:
@@ -344,12 +346,12 @@ func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 		return !bytes.Equal(n, name)
 	}
 	for _, x := range watched {
-		if x.db != c.db || other([]byte(x.name)) {
+		if x.DB != c.db || other([]byte(x.Name)) {
 			return false
 		}
 	}
 	for _, q := range queue {
-		if q.cmd.keys != nil || q.cmd == selectCommand || q.cmd.name == "hello" || q.cmd.setsTracking() {
+		if q.cmd.keys != nil || q.cmd.ID == spec.CmdSelect || q.cmd.ID == spec.CmdHello || q.cmd.setsTracking() {
 			return false
 		}
 		if q.cmd.key == nil {

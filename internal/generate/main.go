@@ -1,7 +1,8 @@
 // Command generate makes Go code from .proto files: it compiles them as protoc does, and has protoc-gen-go and
-// protoc-gen-go-grpc make the code of each. `make generate` runs it at the top of the tree.
+// protoc-gen-go-grpc make the code of each. It makes the table of Redis's commands from their descriptions in
+// commands.jsonl. `make generate` runs it at the top of the tree.
 //
-//	go run ./internal/generate FILE.proto...
+//	go run ./internal/generate FILE.proto... FILE.jsonl...
 package main
 
 import (
@@ -30,7 +31,11 @@ var plugins = []string{
 
 func main() {
 	for _, name := range os.Args[1:] {
-		if err := generate(name); err != nil {
+		from := generate
+		if filepath.Ext(name) == ".jsonl" {
+			from = generateCommands
+		}
+		if err := from(name); err != nil {
 			fmt.Fprintf(os.Stderr, "generate: %s: %v\n", name, err)
 			os.Exit(1)
 		}

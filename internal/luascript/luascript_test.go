@@ -22,13 +22,13 @@ type host struct {
 	stopped  bool
 }
 
-func (h *host) Call(args [][]byte, _ int) ([]byte, string) {
+func (h *host) Call(args [][]byte, _ int) ([]byte, error) {
 	if h.reply != nil {
-		return h.reply, ""
+		return h.reply, nil
 	}
 	var w resp.Writer
 	w.Bulk(args[len(args)-1])
-	return w.Bytes(), ""
+	return w.Bytes(), nil
 }
 
 func (h *host) Permits([][]byte) (bool, bool) { return true, true }

@@ -102,7 +102,10 @@ func (s *sandbox) redisCall(L *lua.LState, raises bool) int {
 	args, bad := s.commandArgs(L)
 	called := bad == ""
 	if called {
-		reply, bad = s.task.Host.Call(args, s.proto)
+		var err error
+		if reply, err = s.task.Host.Call(args, s.proto); err != nil {
+			bad = err.Error()
+		}
 		if s.task.Host.Stopped() {
 			s.task.stop.CompareAndSwap(goesOn, noUse)
 		}

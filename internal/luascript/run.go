@@ -19,8 +19,8 @@ import (
 // Host performs what a script asks for. A run calls it from a single goroutine.
 type Host interface {
 	// Call performs a command and returns its reply in the given version of RESP, which is valid until the next call.
-	// The arguments are the Host's. bad, if it is not empty, is an error of the script, which has no command's reply.
-	Call(args [][]byte, proto int) (reply []byte, bad string)
+	// The arguments are the Host's. An error is the script's, which has no command's reply then.
+	Call(args [][]byte, proto int) (reply []byte, err error)
 	// Permits reports whether the script's user may perform a command; known is false if there is no such command.
 	Permits(args [][]byte) (permitted, known bool)
 	// Log writes a message of redis.log, at its level: 0 (debug) to 3 (warning).

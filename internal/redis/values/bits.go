@@ -10,6 +10,19 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"bitcount":    cmdBitCount,
+	"bitfield":    cmdBitField,
+	"bitfield_ro": cmdBitFieldRO,
+	"bitpos":      cmdBitPos,
+	"getbit":      cmdGetBit,
+	"setbit":      cmdSetBit,
+})
+
+var _ = severalKeys(map[string]SeveralFunc{
+	"bitop": cmdBitOp,
+})
+
 // Bits of strings, numbered from the most significant one of the first byte on. All behind the end of a
 // string is 0, and so is a string that is not there.
 
@@ -28,8 +41,8 @@ func bitOffset(b []byte, width, most int) (int64, bool) {
 	return at, ok && at >= 0 && at>>3 < int64(most)
 }
 
-// BitAt is a bit of a value, 0 behind its end.
-func BitAt(value []byte, at int64) int64 {
+// bitAt is a bit of a value, 0 behind its end.
+func bitAt(value []byte, at int64) int64 {
 	if at>>3 >= int64(len(value)) {
 		return 0
 	}
@@ -73,7 +86,7 @@ func cmdSetBit(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	was := BitAt(k.Value, at)
+	was := bitAt(k.Value, at)
 	if was == on && k.Present && at>>3 < int64(len(k.Value)) {
 		w.Int(was)
 		return nil
@@ -100,7 +113,7 @@ func cmdGetBit(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	w.Int(BitAt(k.Value, at-8*int64(k.From)))
+	w.Int(bitAt(k.Value, at-8*int64(k.From)))
 	return nil
 }
 
@@ -449,7 +462,7 @@ func (o *fieldOp) addSigned(v, incr int64) (sum uint64, over bool) {
 // getField is the integer of so many bits at a place.
 func getField(v []byte, at int64, width int) (n uint64) {
 	for i := range int64(width) {
-		n = n<<1 | uint64(BitAt(v, at+i))
+		n = n<<1 | uint64(bitAt(v, at+i))
 	}
 	return n
 }

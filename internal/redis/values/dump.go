@@ -9,6 +9,12 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"dump":           cmdDump,
+	"restore":        cmdRestore,
+	"restore-asking": cmdRestore,
+})
+
 // A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values
 // move between this store and Redis in both directions, as long as neither has a kind of value that the other has not.
 

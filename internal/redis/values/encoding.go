@@ -8,6 +8,10 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"object|encoding": cmdEncoding,
+})
+
 // EncodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they
 // are the defaults.
 type EncodingLimits struct {

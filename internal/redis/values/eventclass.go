@@ -22,8 +22,6 @@ const (
 	OnMiss   // a key that a command reads is not there
 	onModule // never: there are no modules
 	OnNew    // a key that was not there
-	// OnNothing is of events that Redis has not, which nobody can ask for.
-	OnNothing
 	// the letter A
 	onAll = OnGeneric | onString | onList | onSet | onHash | onZSet | OnExpired | onEvicted | OnStream | onModule
 )

@@ -6,6 +6,22 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"expire":          cmdExpire,
+	"expireat":        cmdExpireAt,
+	"expiretime":      cmdExpireTime,
+	"memory|usage":    cmdMemoryUsage,
+	"object|freq":     cmdFreq,
+	"object|refcount": cmdRefcount,
+	"persist":         cmdPersist,
+	"pexpire":         cmdPExpire,
+	"pexpireat":       cmdPExpireAt,
+	"pexpiretime":     cmdPExpireTime,
+	"pttl":            cmdPTTL,
+	"ttl":             cmdTTL,
+	"type":            cmdType,
+})
+
 // cmdType names types as Redis does.
 func cmdType(k *Key, _ [][]byte, w *resp.Writer) error {
 	if k.Present {

@@ -12,6 +12,22 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"geoadd":  cmdGeoAdd,
+	"geodist": cmdGeoDist,
+	"geohash": cmdGeoHash,
+	"geopos":  cmdGeoPos,
+})
+
+var _ = severalKeys(map[string]SeveralFunc{
+	"georadius":            georadius(geoquery{at: 6}),
+	"georadius_ro":         georadius(geoquery{at: 6, readOnly: true}),
+	"georadiusbymember":    georadius(geoquery{at: 5, member: true}),
+	"georadiusbymember_ro": georadius(geoquery{at: 5, member: true, readOnly: true}),
+	"geosearch":            georadius(geoquery{at: 2, search: true}),
+	"geosearchstore":       georadius(geoquery{at: 3, search: true, storeFirst: true}),
+})
+
 // Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at,
 // are those of geo.c.
 
@@ -34,8 +50,8 @@ func unitOf(b []byte) (metres float64, err error) {
 // Both are in degrees, and latitudes end at some 85°, as those of web maps do.
 func parsePosition(lon, lat []byte) (p geo.Position, err error) {
 	var ok1, ok2 bool
-	p.Lon, ok1 = ScoreOf(lon)
-	p.Lat, ok2 = ScoreOf(lat)
+	p.Lon, ok1 = scoreOf(lon)
+	p.Lat, ok2 = scoreOf(lat)
 	switch {
 	case !ok1 || !ok2:
 		return p, ErrNotFloat
@@ -317,10 +333,10 @@ func (q *geoquery) parseShape(p *args.Parser, z collection.ZSet, present bool) {
 
 func (q *geoquery) parseBox(width, height, unit []byte) error {
 	var ok bool
-	if q.shape.Width, ok = ScoreOf(width); !ok {
+	if q.shape.Width, ok = scoreOf(width); !ok {
 		return refusal("ERR need numeric width")
 	}
-	if q.shape.Height, ok = ScoreOf(height); !ok {
+	if q.shape.Height, ok = scoreOf(height); !ok {
 		return refusal("ERR need numeric height")
 	}
 	if q.shape.Height < 0 || q.shape.Width < 0 {
@@ -344,7 +360,7 @@ func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) error {
 
 func (q *geoquery) parseRadius(radius, unit []byte) error {
 	var ok bool
-	if q.shape.Radius, ok = ScoreOf(radius); !ok {
+	if q.shape.Radius, ok = scoreOf(radius); !ok {
 		return refusal("ERR need numeric radius")
 	}
 	if q.shape.Radius < 0 {

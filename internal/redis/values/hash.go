@@ -16,6 +16,25 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"hdel":         cmdHDel,
+	"hexists":      cmdHExists,
+	"hget":         cmdHGet,
+	"hgetall":      cmdHGetAll,
+	"hincrby":      cmdHIncrBy,
+	"hincrbyfloat": cmdHIncrByFloat,
+	"hkeys":        cmdHKeys,
+	"hlen":         cmdHLen,
+	"hmget":        cmdHMGet,
+	"hmset":        cmdHMSet,
+	"hrandfield":   cmdHRandField,
+	"hscan":        cmdHScan,
+	"hset":         cmdHSet,
+	"hsetnx":       cmdHSetNX,
+	"hstrlen":      cmdHStrlen,
+	"hvals":        cmdHVals,
+})
+
 // collectionError is the reply to an error of package collection, about the key of that name. Nothing was done.
 // The key's name is in it only if the value is corrupt, which an operator has to find.
 func collectionError(t client.Type, name []byte, err error) error {
@@ -395,16 +414,18 @@ func randomPlaces(places []collection.Place, count int64, bytes int) (chosen []c
 
 // cmdHRandField replies with fields, and WITHVALUES with their values behind them: in RESP3 each pair is an array.
 func cmdHRandField(k *Key, args [][]byte, w *resp.Writer) error {
-	count, err := int64(1), error(nil)
-	if len(args) > 2 {
-		if count, err = randomCount(args[2]); err != nil {
+	count := int64(1)
+	p := OptionsOf(args[2:])
+	if p.More() {
+		var err error
+		if count, err = randomCount(p.Str()); err != nil {
 			return err
 		}
 	}
-	withValues := len(args) > 3
-	switch {
-	case len(args) > 4 || withValues && !Fold(args[3], "withvalues"):
-		return ErrSyntax
+	withValues := p.Flag("withvalues")
+	switch err := p.End(); {
+	case err != nil:
+		return err
 	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}

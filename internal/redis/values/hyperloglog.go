@@ -9,6 +9,16 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"pfadd":   cmdPFAdd,
+	"pfdebug": cmdPFDebug,
+})
+
+var _ = severalKeys(map[string]SeveralFunc{
+	"pfcount": cmdPFCount,
+	"pfmerge": cmdPFMerge,
+})
+
 // HyperLogLogs are strings, in Redis's own representation. PFCOUNT keeps no estimate in the value, as Redis does: it
 // stays a read.
 

@@ -43,7 +43,7 @@ const Unread client.Type = 255
 // type most often behind the arguments, and before anything depends on the value.
 func (k *Key) typed(t client.Type) error {
 	if k.Present && k.Type != t {
-		return ErrWrongType
+		return errWrongType
 	}
 	return nil
 }

@@ -7,6 +7,14 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = severalKeys(map[string]SeveralFunc{
+	"copy":     cmdCopy,
+	"move":     cmdMove,
+	"msetnx":   cmdMSetNX,
+	"rename":   cmdRename,
+	"renamenx": cmdRenameNX,
+})
+
 // cmdMSetNX sets all of its keys or none.
 // All of the keys are conditions of the write, so that no two MSETNX of gateways can both succeed on a common key.
 func cmdMSetNX(t Keys, args [][]byte, w *resp.Writer) error {
@@ -92,7 +100,7 @@ func cmdCopy(t Keys, args [][]byte, w *resp.Writer) error {
 		return err
 	}
 	if db == t.Current() && bytes.Equal(args[1], args[2]) {
-		return ErrSameObject
+		return errSameObject
 	}
 	src := t.Peek(args[1])
 	if t.Together(db) {
@@ -122,7 +130,7 @@ func cmdMove(t Keys, args [][]byte, w *resp.Writer) error {
 	case err != nil:
 		return err
 	case db == t.Current():
-		return ErrSameObject
+		return errSameObject
 	}
 	src := t.Key(args[1])
 	if !src.Present {

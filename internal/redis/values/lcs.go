@@ -5,6 +5,10 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = severalKeys(map[string]SeveralFunc{
+	"lcs": cmdLCS,
+})
+
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the
 // way back through it gives the matches. The table has 4 bytes for each pair of bytes, so it is bounded, and taken from
 // the connection's share, before it is made.

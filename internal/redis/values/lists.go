@@ -12,6 +12,35 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"lindex":  cmdLIndex,
+	"linsert": cmdLInsert,
+	"llen":    cmdLLen,
+	"lpop": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return pop(k, args, w, "lpop", true)
+	},
+	"lpos": cmdLPos,
+	"lpush": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return push(k, args, w, true, false)
+	},
+	"lpushx": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return push(k, args, w, true, true)
+	},
+	"lrange": cmdLRange,
+	"lrem":   cmdLRem,
+	"lset":   cmdLSet,
+	"ltrim":  cmdLTrim,
+	"rpop": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return pop(k, args, w, "rpop", false)
+	},
+	"rpush": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return push(k, args, w, false, false)
+	},
+	"rpushx": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return push(k, args, w, false, true)
+	},
+})
+
 // Lists. A command walks the encoded list (internal/redis/collection) from the end that is nearer; one that changes it
 // edits a copy, which the store then writes. The order in which arguments, the key and its type are looked at is
 // Redis's (t_list.c).
@@ -297,8 +326,8 @@ func rangeArgs(args [][]byte) (start, stop int64, err error) {
 	return start, stop, p.Err()
 }
 
-// CmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
-func CmdLRange(k *Key, args [][]byte, w *resp.Writer) error {
+// cmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
+func cmdLRange(k *Key, args [][]byte, w *resp.Writer) error {
 	start, stop, err := rangeArgs(args)
 	if err != nil {
 		return err

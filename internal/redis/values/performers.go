@@ -1,13 +1,14 @@
 package values
 
 import (
+	"maps"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// Functions perform commands on keys, and are found by the command's name in lower case. All else about a command is in
-// its row, which names no function.
+// Functions perform commands on keys, and are found by the command's name in lower case. Each file says which ones it
+// has. All else about a command is in its description, which names no function.
 
 // A KeyFunc is a command on one key: it appends its one reply and changes the key. An error is its reply instead.
 // It depends on nothing else, and may run several times.
@@ -20,244 +21,22 @@ type SeveralFunc func(t Keys, args [][]byte, w *resp.Writer) error
 // A WaitFunc reads the arguments of a command that may wait. It may keep them.
 type WaitFunc func(args [][]byte) (Blocking, error)
 
-// OneKey are the commands on one key. It does not change.
-var OneKey = map[string]KeyFunc{
-	"append":       cmdAppend,
-	"bitcount":     cmdBitCount,
-	"bitfield":     cmdBitField,
-	"bitfield_ro":  cmdBitFieldRO,
-	"bitpos":       cmdBitPos,
-	"decr":         cmdDecr,
-	"decrby":       cmdDecrBy,
-	"del":          cmdDel,
-	"dump":         cmdDump,
-	"exists":       cmdExists,
-	"expire":       cmdExpire,
-	"expireat":     cmdExpireAt,
-	"expiretime":   cmdExpireTime,
-	"geoadd":       cmdGeoAdd,
-	"geodist":      cmdGeoDist,
-	"geohash":      cmdGeoHash,
-	"geopos":       cmdGeoPos,
-	"get":          cmdGet,
-	"getbit":       cmdGetBit,
-	"getdel":       cmdGetDel,
-	"getex":        cmdGetEX,
-	"getrange":     cmdGetRange,
-	"getset":       cmdGetSet,
-	"hdel":         cmdHDel,
-	"hexists":      cmdHExists,
-	"hget":         cmdHGet,
-	"hgetall":      cmdHGetAll,
-	"hincrby":      cmdHIncrBy,
-	"hincrbyfloat": cmdHIncrByFloat,
-	"hkeys":        cmdHKeys,
-	"hlen":         cmdHLen,
-	"hmget":        cmdHMGet,
-	"hmset":        cmdHMSet,
-	"hrandfield":   cmdHRandField,
-	"hscan":        cmdHScan,
-	"hset":         cmdHSet,
-	"hsetnx":       cmdHSetNX,
-	"hstrlen":      cmdHStrlen,
-	"hvals":        cmdHVals,
-	"incr":         cmdIncr,
-	"incrby":       cmdIncrBy,
-	"incrbyfloat":  CmdIncrByFloat,
-	"lindex":       cmdLIndex,
-	"linsert":      cmdLInsert,
-	"llen":         cmdLLen,
-	"lpop": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return pop(k, args, w, "lpop", true)
-	},
-	"lpos": cmdLPos,
-	"lpush": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return push(k, args, w, true, false)
-	},
-	"lpushx": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return push(k, args, w, true, true)
-	},
-	"lrange":          CmdLRange,
-	"lrem":            cmdLRem,
-	"lset":            cmdLSet,
-	"ltrim":           cmdLTrim,
-	"memory|usage":    cmdMemoryUsage,
-	"mget":            cmdMGet,
-	"mset":            cmdMSet,
-	"object|encoding": cmdEncoding,
-	"object|freq":     cmdFreq,
-	"object|refcount": cmdRefcount,
-	"persist":         cmdPersist,
-	"pexpire":         cmdPExpire,
-	"pexpireat":       cmdPExpireAt,
-	"pexpiretime":     cmdPExpireTime,
-	"pfadd":           cmdPFAdd,
-	"pfdebug":         cmdPFDebug,
-	"psetex":          cmdPSetEX,
-	"pttl":            cmdPTTL,
-	"restore":         cmdRestore,
-	"restore-asking":  cmdRestore,
-	"rpop": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return pop(k, args, w, "rpop", false)
-	},
-	"rpush": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return push(k, args, w, false, false)
-	},
-	"rpushx": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return push(k, args, w, false, true)
-	},
-	"sadd":                  cmdSAdd,
-	"scard":                 cmdSCard,
-	"set":                   cmdSet,
-	"setbit":                cmdSetBit,
-	"setex":                 cmdSetEX,
-	"setnx":                 cmdSetNX,
-	"setrange":              cmdSetRange,
-	"sismember":             cmdSIsMember,
-	"smembers":              cmdSMembers,
-	"smismember":            cmdSMIsMember,
-	"spop":                  cmdSPop,
-	"srandmember":           cmdSRandMember,
-	"srem":                  cmdSRem,
-	"sscan":                 cmdSScan,
-	"strlen":                cmdStrlen,
-	"substr":                cmdGetRange,
-	"touch":                 cmdExists,
-	"ttl":                   cmdTTL,
-	"type":                  cmdType,
-	"unlink":                cmdDel,
-	"xack":                  cmdXAck,
-	"xadd":                  cmdXAdd,
-	"xautoclaim":            cmdXAutoClaim,
-	"xclaim":                cmdXClaim,
-	"xdel":                  cmdXDel,
-	"xgroup|create":         cmdXGroupCreate,
-	"xgroup|createconsumer": cmdXGroupCreateConsumer,
-	"xgroup|delconsumer":    cmdXGroupDelConsumer,
-	"xgroup|destroy":        cmdXGroupDestroy,
-	"xgroup|setid":          cmdXGroupSetID,
-	"xinfo|consumers":       cmdXInfoConsumers,
-	"xinfo|groups":          cmdXInfoGroups,
-	"xinfo|stream":          cmdXInfoStream,
-	"xlen":                  cmdXLen,
-	"xpending":              cmdXPending,
-	"xrange": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return xrange(k, args, w, false)
-	},
-	"xrevrange": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return xrange(k, args, w, true)
-	},
-	"xsetid": cmdXSetID,
-	"xtrim":  cmdXTrim,
-	"zadd":   cmdZAdd,
-	"zcard":  cmdZCard,
-	"zcount": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zcount(k, args, w, byScore)
-	},
-	"zincrby": cmdZIncrBy,
-	"zlexcount": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zcount(k, args, w, byLex)
-	},
-	"zmscore": cmdZMScore,
-	"zpopmax": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zpop(k, args, w, true)
-	},
-	"zpopmin": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zpop(k, args, w, false)
-	},
-	"zrandmember": cmdZRandMember,
-	"zrange": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrange(k, args, w, zquery{auto: true})
-	},
-	"zrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrange(k, args, w, zquery{by: byLex})
-	},
-	"zrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrange(k, args, w, zquery{by: byScore})
-	},
-	"zrank": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrank(k, args, w, false)
-	},
-	"zrem": cmdZRem,
-	"zremrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zremRange(k, args, w, byLex)
-	},
-	"zremrangebyrank": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zremRange(k, args, w, byRank)
-	},
-	"zremrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zremRange(k, args, w, byScore)
-	},
-	"zrevrange": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrange(k, args, w, zquery{rev: true})
-	},
-	"zrevrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrange(k, args, w, zquery{by: byLex, rev: true})
-	},
-	"zrevrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrange(k, args, w, zquery{by: byScore, rev: true})
-	},
-	"zrevrank": func(k *Key, args [][]byte, w *resp.Writer) error {
-		return zrank(k, args, w, true)
-	},
-	"zscan":  cmdZScan,
-	"zscore": cmdZScore,
-}
+// OneKey are the commands on one key. It does not change once the package is initialized, as the two behind it.
+var OneKey = make(map[string]KeyFunc)
 
 // SeveralKeys are those on several keys at once, but for scripts, libraries and those that may wait.
-var SeveralKeys = map[string]SeveralFunc{
-	"bitop":                cmdBitOp,
-	"copy":                 cmdCopy,
-	"georadius":            georadius(geoquery{at: 6}),
-	"georadius_ro":         georadius(geoquery{at: 6, readOnly: true}),
-	"georadiusbymember":    georadius(geoquery{at: 5, member: true}),
-	"georadiusbymember_ro": georadius(geoquery{at: 5, member: true, readOnly: true}),
-	"geosearch":            georadius(geoquery{at: 2, search: true}),
-	"geosearchstore":       georadius(geoquery{at: 3, search: true, storeFirst: true}),
-	"lcs":                  cmdLCS,
-	"lmove":                cmdLMove,
-	"lmpop":                cmdLMPop,
-	"move":                 cmdMove,
-	"msetnx":               cmdMSetNX,
-	"pfcount":              cmdPFCount,
-	"pfmerge":              cmdPFMerge,
-	"rename":               cmdRename,
-	"renamenx":             cmdRenameNX,
-	"rpoplpush":            cmdRPopLPush,
-	"sdiff":                cmdSDiff,
-	"sdiffstore":           cmdSDiffStore,
-	"sinter":               cmdSInter,
-	"sintercard":           cmdSInterCard,
-	"sinterstore":          cmdSInterStore,
-	"smove":                cmdSMove,
-	"sort":                 cmdSort,
-	"sort_ro":              cmdSortRO,
-	"sunion":               cmdSUnion,
-	"sunionstore":          cmdSUnionStore,
-	"zdiff":                zcombine("zdiff", subtractSets, 1),
-	"zdiffstore":           zcombine("zdiffstore", subtractSets, 2),
-	"zinter":               zcombine("zinter", intersectSets, 1),
-	"zintercard":           zcombine("zintercard", intersectSets, 1),
-	"zinterstore":          zcombine("zinterstore", intersectSets, 2),
-	"zmpop":                cmdZMPop,
-	"zrangestore":          cmdZRangeStore,
-	"zunion":               zcombine("zunion", uniteSets, 1),
-	"zunionstore":          zcombine("zunionstore", uniteSets, 2),
-}
+var SeveralKeys = make(map[string]SeveralFunc)
 
 // WaitingFor are the readers of the arguments of those that may wait.
-var WaitingFor = map[string]WaitFunc{
-	"blmove":     parseBLMove,
-	"blmpop":     parseBLMPop,
-	"blpop":      parseBPop(true),
-	"brpop":      parseBPop(false),
-	"brpoplpush": parseBRPopLPush,
-	"bzmpop":     parseBZMPop,
-	"bzpopmax":   parseBZPop(true),
-	"bzpopmin":   parseBZPop(false),
-	"xread":      parseRead(false),
-	"xreadgroup": parseRead(true),
+var WaitingFor = make(map[string]WaitFunc)
+
+// These add the commands of a file, while variables are initialized.
+func oneKey(some map[string]KeyFunc) (none struct{}) { maps.Copy(OneKey, some); return none }
+func severalKeys(some map[string]SeveralFunc) (none struct{}) {
+	maps.Copy(SeveralKeys, some)
+	return none
 }
+func waitingFor(some map[string]WaitFunc) (none struct{}) { maps.Copy(WaitingFor, some); return none }
 
 // Keys are what a command on several keys works on. All of its methods are about the one try that the command is a
 // part of, and for its goroutine.
@@ -316,9 +95,9 @@ type Blocking struct {
 	Try func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error)
 }
 
-// LineOfLists and LineOfZSets are the lines of those who wait for a list and for a sorted set. Readers of a stream have
+// lineOfLists and lineOfZSets are the lines of those who wait for a list and for a sorted set. Readers of a stream have
 // none, or their group's.
-const LineOfLists, LineOfZSets = "list", "sorted set"
+const lineOfLists, lineOfZSets = "list", "sorted set"
 
 // NoWait is the timeout of a command that was not told to wait.
 const NoWait = time.Duration(-1)

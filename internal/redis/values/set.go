@@ -10,6 +10,29 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"sadd":        cmdSAdd,
+	"scard":       cmdSCard,
+	"sismember":   cmdSIsMember,
+	"smembers":    cmdSMembers,
+	"smismember":  cmdSMIsMember,
+	"spop":        cmdSPop,
+	"srandmember": cmdSRandMember,
+	"srem":        cmdSRem,
+	"sscan":       cmdSScan,
+})
+
+var _ = severalKeys(map[string]SeveralFunc{
+	"sdiff":       cmdSDiff,
+	"sdiffstore":  cmdSDiffStore,
+	"sinter":      cmdSInter,
+	"sintercard":  cmdSInterCard,
+	"sinterstore": cmdSInterStore,
+	"smove":       cmdSMove,
+	"sunion":      cmdSUnion,
+	"sunionstore": cmdSUnionStore,
+})
+
 // Sets of a few integers are encoded as such, as in Redis, so their members are made into text when they are told.
 
 // members is the key's set, empty if there is none.

@@ -10,6 +10,12 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = severalKeys(map[string]SeveralFunc{
+	"lmove":     cmdLMove,
+	"lmpop":     cmdLMPop,
+	"rpoplpush": cmdRPopLPush,
+})
+
 // parseEnds reads from which end of a list an element goes, and to which one.
 func parseEnds(args [][]byte) (fromLeft, toLeft bool, err error) {
 	p := OptionsOf(args[:2])

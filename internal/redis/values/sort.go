@@ -8,6 +8,11 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = severalKeys(map[string]SeveralFunc{
+	"sort":    cmdSort,
+	"sort_ro": cmdSortRO,
+})
+
 // SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
 //
 // The keys of patterns need not be known before, so the rules of users are asked for all keys at once
@@ -77,7 +82,7 @@ func sortKey(t Keys, args [][]byte, w *resp.Writer, readOnly bool) error {
 	}
 	k := t.Key(args[1])
 	if k.Present && k.Type != client.List && k.Type != client.Set && k.Type != client.SortedSet {
-		return ErrWrongType
+		return errWrongType
 	}
 	var elements [][]byte
 	if k.Present {

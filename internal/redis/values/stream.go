@@ -11,6 +11,20 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"xadd": cmdXAdd,
+	"xdel": cmdXDel,
+	"xlen": cmdXLen,
+	"xrange": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return xrange(k, args, w, false)
+	},
+	"xrevrange": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return xrange(k, args, w, true)
+	},
+	"xsetid": cmdXSetID,
+	"xtrim":  cmdXTrim,
+})
+
 // Streams. A command takes the value apart as far as it needs to (internal/redis/collection); one that changes it edits
 // a copy. The order in which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
 //

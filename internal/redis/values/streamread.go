@@ -9,6 +9,11 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = waitingFor(map[string]WaitFunc{
+	"xread":      parseRead(false),
+	"xreadgroup": parseRead(true),
+})
+
 // XREAD and XREADGROUP, which are on several streams and may wait for them.
 
 // blockedCount is how many entries a client that has waited gets at most if it gave no COUNT, as in Redis.

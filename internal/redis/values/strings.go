@@ -11,15 +11,42 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"append":      cmdAppend,
+	"decr":        cmdDecr,
+	"decrby":      cmdDecrBy,
+	"del":         cmdDel,
+	"exists":      cmdExists,
+	"get":         cmdGet,
+	"getdel":      cmdGetDel,
+	"getex":       cmdGetEX,
+	"getrange":    cmdGetRange,
+	"getset":      cmdGetSet,
+	"incr":        cmdIncr,
+	"incrby":      cmdIncrBy,
+	"incrbyfloat": cmdIncrByFloat,
+	"mget":        cmdMGet,
+	"mset":        cmdMSet,
+	"psetex":      cmdPSetEX,
+	"set":         cmdSet,
+	"setex":       cmdSetEX,
+	"setnx":       cmdSetNX,
+	"setrange":    cmdSetRange,
+	"strlen":      cmdStrlen,
+	"substr":      cmdGetRange,
+	"touch":       cmdExists,
+	"unlink":      cmdDel,
+})
+
 const (
 	// The texts are Redis's, since clients look for them.
 	ErrSyntax            = args.Syntax
-	ErrWrongType refusal = "WRONGTYPE Operation against a key holding the wrong kind of value"
+	errWrongType refusal = "WRONGTYPE Operation against a key holding the wrong kind of value"
 	ErrNotInt            = args.NotInt
 	ErrNotFloat          = args.NotFloat
 	errNoKey     refusal = "ERR no such key"
-	// ErrSameObject: COPY and MOVE of a key to itself.
-	ErrSameObject refusal = "ERR source and destination objects are the same"
+	// errSameObject: COPY and MOVE of a key to itself.
+	errSameObject refusal = "ERR source and destination objects are the same"
 	errTooLong    refusal = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
 	errOffset     refusal = "ERR offset is out of range"
 	errOverflow   refusal = "ERR increment or decrement would overflow"
@@ -315,12 +342,12 @@ func RangePart(args [][]byte, n int) (from, to int) {
 	if !ok1 || !ok2 {
 		return 0, 0
 	}
-	return ByteRange(start, end, n)
+	return byteRange(start, end, n)
 }
 
-// ByteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from
+// byteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from
 // the end.
-func ByteRange(start, end int64, n int) (from, to int) {
+func byteRange(start, end int64, n int) (from, to int) {
 	if start < 0 && end < 0 && start > end {
 		return 0, 0
 	}
@@ -348,7 +375,7 @@ func cmdGetRange(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}
-	from, to := ByteRange(start, end, k.length())
+	from, to := byteRange(start, end, k.length())
 	if from == to {
 		w.Bulk(nil)
 		return nil
@@ -456,9 +483,9 @@ func parseLongDouble(b []byte) (*big.Float, bool) {
 	return f, used == len(b) && inRange
 }
 
-// CmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
+// cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
 // that both have counted up is the same text.
-func CmdIncrByFloat(k *Key, args [][]byte, w *resp.Writer) error {
+func cmdIncrByFloat(k *Key, args [][]byte, w *resp.Writer) error {
 	if err := k.typed(client.Plain); err != nil {
 		return err
 	}

@@ -9,12 +9,20 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = waitingFor(map[string]WaitFunc{
+	"blmove":     parseBLMove,
+	"blmpop":     parseBLMPop,
+	"blpop":      parseBPop(true),
+	"brpop":      parseBPop(false),
+	"brpoplpush": parseBRPopLPush,
+})
+
 // parseBPop is for BLPOP and BRPOP.
 func parseBPop(left bool) WaitFunc {
 	return func(args [][]byte) (b Blocking, err error) {
 		names := args[1 : len(args)-1]
-		b.Timeout, err = ParseTimeout(args[len(args)-1])
-		b.Names, b.Line = names, LineOfLists
+		b.Timeout, err = parseTimeout(args[len(args)-1])
+		b.Names, b.Line = names, lineOfLists
 		b.Try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return firstOf(t, names, client.List, again, func(k *Key, name []byte) error {
 				err := k.popList(name, left, 1, w, func(int) {
@@ -47,8 +55,8 @@ func parseBRPopLPush(args [][]byte) (Blocking, error) {
 // blockingMove waits for the source alone.
 // A destination that is no list is an error when there is something to move, and none before.
 func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b Blocking, err error) {
-	b.Timeout, err = ParseTimeout(timeout)
-	b.Names, b.Line, b.One = args[1:2], LineOfLists, true
+	b.Timeout, err = parseTimeout(timeout)
+	b.Names, b.Line, b.One = args[1:2], lineOfLists, true
 	b.Try = func(t Keys, _ [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
 	}
@@ -60,14 +68,14 @@ func parseBLMPop(args [][]byte) (b Blocking, err error) {
 	if err != nil {
 		return b, err
 	}
-	b.Timeout, err = ParseTimeout(args[1])
-	b.Names, b.Line, b.Try = a.names, LineOfLists, a.try
+	b.Timeout, err = parseTimeout(args[1])
+	b.Names, b.Line, b.Try = a.names, lineOfLists, a.try
 	return b, err
 }
 
-// ParseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
+// parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
 // Fractions of a second are allowed, as since Redis 6.
-func ParseTimeout(b []byte) (time.Duration, error) {
+func parseTimeout(b []byte) (time.Duration, error) {
 	f, ok := parseLongDouble(b)
 	if !ok {
 		return 0, refusal("ERR timeout is not a float or out of range")

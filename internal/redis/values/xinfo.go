@@ -7,6 +7,12 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"xinfo|consumers": cmdXInfoConsumers,
+	"xinfo|groups":    cmdXInfoGroups,
+	"xinfo|stream":    cmdXInfoStream,
+})
+
 // streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.
 func (k *Key) streamInfo(name []byte) (s *collection.Stream, first collection.StreamID, err error) {
 	if !k.Present {

@@ -16,6 +16,23 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
+var _ = oneKey(map[string]KeyFunc{
+	"zadd":        cmdZAdd,
+	"zcard":       cmdZCard,
+	"zincrby":     cmdZIncrBy,
+	"zmscore":     cmdZMScore,
+	"zrandmember": cmdZRandMember,
+	"zrank": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrank(k, args, w, false)
+	},
+	"zrem": cmdZRem,
+	"zrevrank": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrank(k, args, w, true)
+	},
+	"zscan":  cmdZScan,
+	"zscore": cmdZScore,
+})
+
 // Sorted sets. A set is parsed where a command begins, and nothing behind that can fail but for want of room. Replies,
 // and the order in which arguments are looked at, are those of t_zset.c.
 
@@ -213,7 +230,7 @@ func (a *zaddArgs) parsePairs(p *args.Parser) error {
 		return refusal("ERR INCR option supports a single increment-element pair")
 	}
 	for p.More() {
-		a.scores, a.members = append(a.scores, p.Float(ScoreOf)), append(a.members, p.Str())
+		a.scores, a.members = append(a.scores, p.Float(scoreOf)), append(a.members, p.Str())
 	}
 	return p.End()
 }
@@ -230,7 +247,7 @@ func cmdZAdd(k *Key, args [][]byte, w *resp.Writer) error {
 
 // cmdZIncrBy is ZADD with INCR, and makes a member that is not there.
 func cmdZIncrBy(k *Key, args [][]byte, w *resp.Writer) error {
-	by, ok := ScoreOf(args[2])
+	by, ok := scoreOf(args[2])
 	if !ok {
 		return ErrNotFloat
 	}
@@ -361,15 +378,15 @@ func cmdZRandMember(k *Key, args [][]byte, w *resp.Writer) error {
 		}
 		return nil
 	}
-	n, ok := resp.ParseInt(args[2])
-	withScores := len(args) == 4
-	switch {
-	case !ok:
-		return ErrNotInt
-	case n == math.MinInt64:
-		return refusal("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
-	case len(args) > 4 || withScores && !Fold(args[3], "withscores"):
-		return ErrSyntax
+	p := OptionsOf(args[2:])
+	n, err := randomCount(p.Str())
+	if err != nil {
+		return err
+	}
+	withScores := p.Flag("withscores")
+	switch err := p.End(); {
+	case err != nil:
+		return err
 	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
 		return refusal("ERR value is out of range")
 	}

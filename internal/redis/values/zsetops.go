@@ -9,6 +9,24 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
+var _ = severalKeys(map[string]SeveralFunc{
+	"zdiff":       zcombine("zdiff", subtractSets, 1),
+	"zdiffstore":  zcombine("zdiffstore", subtractSets, 2),
+	"zinter":      zcombine("zinter", intersectSets, 1),
+	"zintercard":  zcombine("zintercard", intersectSets, 1),
+	"zinterstore": zcombine("zinterstore", intersectSets, 2),
+	"zmpop":       cmdZMPop,
+	"zrangestore": cmdZRangeStore,
+	"zunion":      zcombine("zunion", uniteSets, 1),
+	"zunionstore": zcombine("zunionstore", uniteSets, 2),
+})
+
+var _ = waitingFor(map[string]WaitFunc{
+	"bzmpop":   parseBZMPop,
+	"bzpopmax": parseBZPop(true),
+	"bzpopmin": parseBZPop(false),
+})
+
 // cmdZRangeStore stores what ZRANGE returns.
 // Source and destination may be the same key.
 func cmdZRangeStore(t Keys, args [][]byte, w *resp.Writer) error {
@@ -79,8 +97,8 @@ func cmdZMPop(t Keys, args [][]byte, w *resp.Writer) error {
 func parseBZPop(top bool) WaitFunc {
 	return func(args [][]byte) (b Blocking, err error) {
 		a := zpopArgs{last: top, count: 1}
-		b.Timeout, err = ParseTimeout(args[len(args)-1])
-		b.Names, b.Line = args[1:len(args)-1], LineOfZSets
+		b.Timeout, err = parseTimeout(args[len(args)-1])
+		b.Names, b.Line = args[1:len(args)-1], lineOfZSets
 		b.Try = func(t Keys, names [][]byte, again bool, w *resp.Writer) (found bool, err error) {
 			return a.try(t, names, again, w, func(name []byte, n int) {
 				w.Array(1 + 2*n)
@@ -97,8 +115,8 @@ func parseBZMPop(args [][]byte) (b Blocking, err error) {
 	if err != nil {
 		return b, err
 	}
-	b.Timeout, err = ParseTimeout(args[1])
-	b.Names, b.Line, b.Try = a.names, LineOfZSets, zpopArgs(a).tryNested
+	b.Timeout, err = parseTimeout(args[1])
+	b.Names, b.Line, b.Try = a.names, lineOfZSets, zpopArgs(a).tryNested
 	return b, err
 }
 
@@ -241,7 +259,7 @@ func (x *combination) parse(name string, opts [][]byte) error {
 		case weighs && p.Option("weights", len(x.sources)):
 			for i := range x.sources {
 				var ok bool
-				if x.sources[i].weight, ok = ScoreOf(p.Str()); !ok {
+				if x.sources[i].weight, ok = scoreOf(p.Str()); !ok {
 					p.Refuse("ERR weight value is not a float")
 					break
 				}

@@ -9,9 +9,51 @@ import (
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
-// ScoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.
+var _ = oneKey(map[string]KeyFunc{
+	"zcount": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zcount(k, args, w, byScore)
+	},
+	"zlexcount": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zcount(k, args, w, byLex)
+	},
+	"zpopmax": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zpop(k, args, w, true)
+	},
+	"zpopmin": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zpop(k, args, w, false)
+	},
+	"zrange": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrange(k, args, w, zquery{auto: true})
+	},
+	"zrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrange(k, args, w, zquery{by: byLex})
+	},
+	"zrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrange(k, args, w, zquery{by: byScore})
+	},
+	"zremrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zremRange(k, args, w, byLex)
+	},
+	"zremrangebyrank": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zremRange(k, args, w, byRank)
+	},
+	"zremrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zremRange(k, args, w, byScore)
+	},
+	"zrevrange": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrange(k, args, w, zquery{rev: true})
+	},
+	"zrevrangebylex": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrange(k, args, w, zquery{by: byLex, rev: true})
+	},
+	"zrevrangebyscore": func(k *Key, args [][]byte, w *resp.Writer) error {
+		return zrange(k, args, w, zquery{by: byScore, rev: true})
+	},
+})
+
+// scoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.
 // It takes no white space, no number that has no double, and no NaN; infinities are good.
-func ScoreOf(b []byte) (f float64, ok bool) {
+func scoreOf(b []byte) (f float64, ok bool) {
 	if len(b) == 0 || number.IsSpace(b[0]) {
 		return 0, false
 	}
@@ -32,18 +74,18 @@ func textNumber(b []byte) (f float64, inRange, ok bool) {
 	return f, inRange, used == len(b) && !math.IsNaN(f)
 }
 
-// Bound is an end of a range of scores or of members.
+// bound is an end of a range of scores or of members.
 // A range of scores uses score, and one of members the others.
-type Bound struct {
+type bound struct {
 	Score  float64
 	member []byte // of ranges by members
 	Open   bool   // the bound itself is not in the range
 	inf    int    // of members: -1 or 1 if it stands before or behind all of them
 }
 
-// ScoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too
+// scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too
 // large infinite.
-func ScoreBound(b []byte) (x Bound, ok bool) {
+func scoreBound(b []byte) (x bound, ok bool) {
 	if len(b) > 0 && b[0] == '(' {
 		x.Open, b = true, b[1:]
 	}
@@ -53,7 +95,7 @@ func ScoreBound(b []byte) (x Bound, ok bool) {
 
 // lexBound reads an end of a range of members.
 // Each must say whether it is in the range, by [ or (, or be - or +.
-func lexBound(b []byte) (x Bound, ok bool) {
+func lexBound(b []byte) (x bound, ok bool) {
 	switch {
 	case len(b) == 1 && b[0] == '-':
 		x.inf = -1
@@ -80,7 +122,7 @@ const (
 type zspan struct {
 	by           orderBy
 	start, end   int64 // of ranks
-	lower, upper Bound // of scores and members
+	lower, upper bound // of scores and members
 }
 
 // parseSpan reads the ends of a range, and returns the error reply otherwise.
@@ -94,8 +136,8 @@ func parseSpan(by orderBy, lower, upper []byte) (s zspan, err error) {
 		s.end, ok2 = resp.ParseInt(upper)
 		bad = ErrNotInt
 	case byScore:
-		s.lower, ok1 = ScoreBound(lower)
-		s.upper, ok2 = ScoreBound(upper)
+		s.lower, ok1 = scoreBound(lower)
+		s.upper, ok2 = scoreBound(upper)
 		bad = errMinMax
 	case byLex:
 		s.lower, ok1 = lexBound(lower)
@@ -133,7 +175,7 @@ func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 		p = collection.Span{Lo: z.SearchScore(s.lower.Score, s.lower.Open),
 			Hi: z.SearchScore(s.upper.Score, !s.upper.Open)}
 	case byLex:
-		place := func(b Bound, above bool) int {
+		place := func(b bound, above bool) int {
 			switch b.inf {
 			case -1:
 				return 0
