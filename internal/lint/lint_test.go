@@ -154,6 +154,7 @@ var imports = []row{
 	{"internal/patient", "client", "it goes through a store as any user of the library could"},
 	{"internal/archive", "client internal/dirpb internal/inside internal/layout internal/patient",
 		"an archive is a client with a folder: it is handed sessions, and told which namespace there is"},
+	{"internal/tierstore", "", "objects are bytes with a name, whatever they are read for"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
 		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +
@@ -191,7 +192,8 @@ var only = []row{
 	{"github.com/spf13/cobra", "cmd/...", "libraries know no command line"},
 	{"github.com/spf13/pflag", "cmd/... internal/config", "libraries know no command line"},
 	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
-	{"github.com/cockroachdb/pebble", "server server/raftstore", "only the directory keeps anything on disk"},
+	{"github.com/cockroachdb/pebble", "server server/raftstore internal/tierstore",
+		"only the directory and a tier keep anything on disk"},
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
 	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of " +
 		"its own"},
