@@ -188,8 +188,9 @@ func TestCollect(t *testing.T) {
 	if g := s.Segments()[0]; g.Objects != 8 || g.Live != 4*objectSize(5000) {
 		t.Fatalf("%+v", g)
 	}
-	c.busy[all[0].id], c.lost[all[2].id] = true, true
-	for range 2 {
+	for _, why := range []func(){func() { c.lost[all[2].id] = true }, func() { c.busy[all[0].id] = true }} {
+		clear(c.lost)
+		why()
 		if err := s.Collect(t.Context(), first, c); !errors.Is(err, ErrKept) {
 			t.Fatal(err)
 		}
@@ -374,7 +375,7 @@ func TestDiskErrors(t *testing.T) {
 func TestCannotMakeSegment(t *testing.T) {
 	var on atomic.Bool
 	opt := options(errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if on.Load() && op.Kind == errorfs.OpOpen {
+		if on.Load() && op.Kind == errorfs.OpOpenDir {
 			return syscall.ENOSPC
 		}
 		return nil
