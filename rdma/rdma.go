@@ -280,6 +280,21 @@ func (p *PD) RegMRAs(m *Memory, off, n int64, a Access, rkey uint64) (*MR, error
 	return p.registered(r, m, off, n, err)
 }
 
+// RegFunc registers a region of n bytes whose READs f performs in up to workers goroutines; see driver.FuncRegistrar.
+// It is ErrNotSupport without Caps.Functions. The MR has no Bytes.
+func (p *PD) RegFunc(n int64, workers int, f driver.ReadFunc) (*MR, error) {
+	k, ok := p.d.(driver.FuncRegistrar)
+	if !ok {
+		return nil, fmt.Errorf("%s: reg function: %w", p.dev.name, driver.ErrNotSupport)
+	}
+	r, err := k.RegFunc(n, workers, f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: reg function: %w", p.dev.name, err)
+	}
+	p.dev.regMR.Add(1)
+	return &MR{d: r}, nil
+}
+
 func (p *PD) inside(m *Memory, off, n int64) error {
 	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
 		return fmt.Errorf("%s: reg mr: bytes [%d,+%d) of %d: want 8-byte aligned and inside", p.dev.name, off, n,

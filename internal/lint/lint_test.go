@@ -159,6 +159,7 @@ var imports = []row{
 		"an archive is a client with a folder: it is handed sessions, and told which namespace there is"},
 	{"internal/archive/s3", "internal/archive", "objects are files, whatever is in them"},
 	{"internal/archive/places", "internal/archive internal/archive/s3", "it opens what a URL names, and reads nothing"},
+	{"internal/tierstore", "", "objects are bytes with a name, whatever they are read for"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
 		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +
@@ -196,7 +197,8 @@ var only = []row{
 	{"github.com/spf13/cobra", "cmd/...", "libraries know no command line"},
 	{"github.com/spf13/pflag", "cmd/... internal/config", "libraries know no command line"},
 	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
-	{"github.com/cockroachdb/pebble", "server server/raftstore", "only the directory keeps anything on disk"},
+	{"github.com/cockroachdb/pebble", "server server/raftstore internal/tierstore",
+		"only the directory and a tier keep anything on disk"},
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
 	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of " +
 		"its own"},

@@ -1009,6 +1009,18 @@ var byTest = []tested{
 		"p.hidden > hiddenLeast && p.whole > quota", "false"}}},
 	{"pins-nobody-minds", "internal/evict", "TestPinEnds", []edit{{"internal/evict/pins.go",
 		"return c.Known && c.Word.AheadTicks(nowMillis) > 0", "return false && c.Word.AheadTicks(nowMillis) > 0"}}},
+	{"objects-moved-before-they-are-durable", "internal/tierstore", "TestCrashes", []edit{{
+		"internal/tierstore/collect.go", "if err := s.Sync(ctx); err != nil {", "if err := ctx.Err(); err != nil {"}}},
+	{"last-number-of-a-segment-freed", "internal/tierstore", "TestCannotMakeSegment", []edit{{
+		"internal/tierstore/collect.go", "last = last && other <= number", "last = other < number"}}},
+	{"segment-freed-after-one-question", "internal/tierstore", "TestCollect", []edit{{
+		"internal/tierstore/collect.go", "err != nil || live {", "err != nil && live {"}}},
+	{"folders-name-not-durable", "internal/tierstore", "TestCrashes", []edit{{
+		"internal/tierstore/open.go", "range parents {", "range parents[:0] {"}}},
+	{"segments-header-once", "internal/tierstore", "TestFlippedBits", []edit{{
+		"internal/tierstore/format.go", "len(b) >= unit; b", "len(b) > unit; b"}}},
+	{"peer-of-a-function-not-told", "rdma/tcp", "TestFunctionStalls", []edit{{
+		"rdma/tcp/func.go", "if between && !c.isDone() {", "if false {"}}},
 	{"version-of-a-damaged-start", "index", "TestExistsDamaged",
 		[]edit{{"index/exists.go", " && r.Version < o.lastVersion()", ""}}},
 	{"exists-reads-an-access-word", "index", "TestCacheCosts",

@@ -196,6 +196,8 @@ type Caps struct {
 	// ChoosesKeys: the provider makes up rkeys, and PDs are KeyChoosers, so that memory that is adopted can have the
 	// rkeys that it had.
 	ChoosesKeys bool
+	// Functions: PDs are FuncRegistrars.
+	Functions bool
 	// SharedWire: the WRs of a QP take turns on one stream, so a short one waits for the long ones in front of it. A
 	// second QP to the same target has a stream of its own.
 	SharedWire bool
@@ -336,6 +338,18 @@ type AtomicProxier interface {
 	// ProxyAtomics makes f, which may be called concurrently, execute every atomic
 	// on the MR from now on. It is called before the rkey is handed out.
 	ProxyAtomics(f AtomicFunc)
+}
+
+// ReadFunc fills b with the bytes of a function region from off on. It has to return soon after ctx has ended. Success,
+// RemAccessErr and RemOpErr are what it may return; an error ends the connection, as that of any READ.
+type ReadFunc func(ctx context.Context, off uint64, b []byte) Status
+
+// FuncRegistrar is a PD that can have function regions: their bytes are wherever a function finds them, on a disk, say.
+type FuncRegistrar interface {
+	// RegFunc registers a region of n bytes without memory, which can only be READ. f performs its READs, a long one in
+	// pieces, in up to workers goroutines at once. A QP's READs are answered in their order, those behind on the
+	// same QP after them; other QPs do not wait. Deregister ends f's context and waits for the calls under way.
+	RegFunc(n int64, workers int, f ReadFunc) (MR, error)
 }
 
 // KeyChooser is a PD whose provider makes up rkeys itself, and so can give memory that outlived a process the

@@ -20,6 +20,7 @@ var (
 	atomicThenRead = capability{"AtomicThenRead", func(c rdma.Caps) bool { return c.AtomicThenRead }}
 	inline         = capability{"MaxInline", func(c rdma.Caps) bool { return c.MaxInline > 0 }}
 	choosesKeys    = capability{"ChoosesKeys", func(c rdma.Caps) bool { return c.ChoosesKeys }}
+	functions      = capability{"Functions", func(c rdma.Caps) bool { return c.Functions }}
 	sums           = capability{"Sums", func(c rdma.Caps) bool { return c.Sums }}
 	maps           = capability{"Maps", func(c rdma.Caps) bool { return c.Maps }}
 	reasons        = capability{"not SilentRefusals", func(c rdma.Caps) bool { return !c.SilentRefusals }}
@@ -100,6 +101,7 @@ var cases = []struct {
 	{"revoked-rkey-is-refused", revokedRKey, nil},
 	{"adopted-memory-has-its-bytes-and-rkey", adopted, []capability{choosesKeys}},
 	{"rkey-of-another-pd-is-refused", foreignPD, nil},
+	{"function-region-is-only-read", functionRegion, []capability{functions}},
 	{"write-to-region-without-write-is-refused", writeRight, nil},
 	{"read-of-region-without-read-is-refused", readRight, []capability{reasons}},
 	{"atomic-on-region-without-atomic-is-refused", atomicRight, []capability{atomics}},

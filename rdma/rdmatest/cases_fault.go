@@ -2,6 +2,7 @@ package rdmatest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -180,6 +181,40 @@ func writeRight(t *testing.T, e *Env) {
 	if Le(mr.Bytes()) != before {
 		t.Fatal("a refused WRITE had an effect")
 	}
+}
+
+func functionRegion(t *testing.T, e *Env) {
+	const size = 1 << 20
+	mr, err := e.PD.RegFunc(size, 2, func(_ context.Context, off uint64, b []byte) driver.Status {
+		Fill(b, byte(off>>10))
+		return driver.Success
+	})
+	e.Must(err)
+	revoke := e.Undo("deregister", mr.Deregister)
+	own := e.Memory(64, rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	l := e.Dial()
+	var wrs []rdma.WR
+	for i := range uint64(32) { // among others
+		wrs = append(wrs, l.Read(mr, i<<10, l.Buf(int(i)*32+1)), l.Write(own, 0, l.Buf(8)), l.Read(own, 0, l.Buf(8)))
+	}
+	e.Must(l.OK(wrs...))
+	for i := 0; i < len(wrs); i += 3 {
+		for _, c := range wrs[i].Local {
+			if c != byte(i/3) {
+				t.Fatalf("READ at %d brought %d", i/3<<10, c)
+			}
+		}
+	}
+	bad := e.Dial()
+	refused(e, bad, "READ past a function's end", bad.Read(mr, size-8, bad.Buf(9)), driver.RemAccessErr)
+	bad = e.Dial()
+	refused(e, bad, "WRITE to a function", bad.Write(mr, 0, bad.Buf(8)), driver.RemAccessErr)
+	bad = e.Dial()
+	refused(e, bad, "CMP_AND_SWP on a function", bad.CAS(mr, 0, bad.Word(), 0, 1), driver.RemAccessErr)
+	bad = e.Dial()
+	refused(e, bad, "FETCH_ADD on a function", bad.Add(mr, 0, bad.Word(), 1), driver.RemAccessErr)
+	e.Must(revoke())
+	refused(e, l, "READ of a revoked function", l.Read(mr, 0, l.Buf(8)), driver.RemAccessErr)
 }
 
 func readRight(t *testing.T, e *Env) {

@@ -53,6 +53,7 @@ type agent struct {
 	*buffers       // nil in a loop, if they would be empty
 	frame    frame // what is left to execute of it; count 0: nothing
 	seq      uint16
+	ahead    ahead // of function regions
 	werr     error
 	order    atomic.Uint32 // see barrier
 	keys     *keyTable     // the PD's, since exec was taken; nil until it is needed
@@ -71,6 +72,7 @@ type agent struct {
 		sync.Mutex
 		loop  *loop // nil: its goroutine serves it
 		paced *pd   // for a turn of which its goroutine waits, until the read deadline; or nil
+		call  *call // for which its goroutine waits likewise; or nil
 	}
 
 	fenced   atomic.Bool
@@ -168,6 +170,8 @@ var (
 	errVerb    = errors.New("verb refused")
 	errRevoked = errors.New("region deregistered during a READ")
 	errFenced  = errors.New("fenced while over the limit of verbs a second")
+
+	errFencedInCall = errors.New("fenced during a READ of a function region")
 )
 
 // part hands in the replies of what was executed and takes leave: with the
@@ -321,7 +325,7 @@ func (a *agent) run() error {
 // perform executes the next n requests of the frame.
 func (a *agent) perform(n int) error {
 	f := &a.frame
-	for range n {
+	for i := range n {
 		h, err := a.need(requestSize)
 		if err != nil {
 			return err
@@ -333,7 +337,7 @@ func (a *agent) perform(n int) error {
 		if f.length -= requestSize + r.operands(); f.length < 0 {
 			return fmt.Errorf("%w: requests exceed their frame", errMalformed)
 		}
-		status, err := a.execute(r)
+		status, err := a.execute(r, n-i-1)
 		if err != nil {
 			return err
 		}
@@ -381,6 +385,9 @@ func (a *agent) survey(room int) (n int, fits bool) {
 		if status != driver.Success {
 			return n + 1, true
 		}
+		if m.fn != nil {
+			return n, false
+		}
 		room -= replySize
 		switch {
 		case r.op == driver.OpRead:
@@ -422,11 +429,14 @@ func touch(words []*uint64) {
 	}
 }
 
-// execute does one verb and appends the reply of a success.
-func (a *agent) execute(r request) (driver.Status, error) {
+// execute does one verb and appends the reply of a success. behind is how many requests behind it may execute.
+func (a *agent) execute(r request, behind int) (driver.Status, error) {
 	m, status := a.check(r)
 	if status != driver.Success {
 		return status, nil
+	}
+	if m.fn != nil {
+		return a.readFunc(m, r, behind)
 	}
 	ok := reply{op: r.op, status: driver.Success, seq: a.seq}
 	switch r.op {
@@ -495,7 +505,7 @@ func (a *agent) check(r request) (*mr, driver.Status) {
 	m := a.lookup(r.rkey)
 	need := rights[r.op]
 	if m == nil || m.access&need == 0 || a.access&need == 0 ||
-		r.addr > uint64(len(m.bytes)) || uint64(r.length) > uint64(len(m.bytes))-r.addr {
+		r.addr > m.size() || uint64(r.length) > m.size()-r.addr {
 		return nil, driver.RemAccessErr
 	}
 	if r.op.IsAtomic() && r.addr%8 != 0 {

@@ -38,6 +38,15 @@ type mr struct {
 	dead   atomic.Bool
 	// proxy executes atomics in this CPU's place; nil: nobody does.
 	proxy atomic.Pointer[driver.AtomicFunc]
+	fn    *function // performs READs, and there are no bytes; or nil
+}
+
+// size is how many bytes peers see.
+func (r *mr) size() uint64 {
+	if r.fn != nil {
+		return uint64(r.fn.size)
+	}
+	return uint64(len(r.bytes))
 }
 
 var (
@@ -116,7 +125,7 @@ func (r *mr) Base() uint64 { return 0 }
 func (r *mr) ProxyAtomics(f driver.AtomicFunc) { r.proxy.Store(&f) }
 
 // Deregister returns when no agent touches the region any more, so the memory
-// may be freed. A transfer it interrupts loses its connection.
+// may be freed. A transfer it interrupts loses its connection. Calls of a function are told to end, and waited for.
 func (r *mr) Deregister() error {
 	d := r.pd.d
 	d.mu.Lock()
@@ -136,6 +145,10 @@ func (r *mr) Deregister() error {
 	// An agent that looked the key up earlier holds exec until it has finished.
 	for _, a := range agents {
 		a.quiesce()
+	}
+	if r.fn != nil {
+		r.fn.end()
+		r.fn.calls.Wait()
 	}
 	return nil
 }

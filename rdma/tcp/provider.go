@@ -226,6 +226,7 @@ func (d *device) Caps() driver.Caps {
 		Sums:           true,
 		EnforcesRights: true,
 		ChoosesKeys:    true,
+		Functions:      true,
 		SharedWire:     true,
 	}
 }
