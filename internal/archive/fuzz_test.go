@@ -149,7 +149,7 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
-// Whatever the file of a lock says, another can take the lock when its time is over.
+// FuzzLock: whatever the file of a lock says, another can take the lock when its time is over.
 func FuzzLock(f *testing.F) {
 	f.Add(beatName(7), []byte(`{"holder":"x","millis":20000,"released":false}`))
 	f.Add("LOCK/7.json", []byte("{}"))
