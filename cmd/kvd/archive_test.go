@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -15,6 +17,9 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/archive"
 	"github.com/kvd-project/kvd/internal/archive/places"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // An archive makes snapshots of all namespaces, prunes, tells of it, and leaves nothing unfinished when it is stopped.
@@ -144,5 +149,76 @@ func TestDevArchive(t *testing.T) {
 	}
 	if code := spawn(t, env, args...).wait(); code != exitFailure {
 		t.Errorf("with damaged files: exit status %d, want %d", code, exitFailure)
+	}
+}
+
+// An archive over TLS needs its role and the right to read, in each namespace: what it may not read fails, and what it
+// may has a snapshot.
+func TestArchiveOverTLS(t *testing.T) {
+	env, dir := runtimeDir(t)
+	files := newCertificates(t)
+	kvd := func(role string, args ...string) *process {
+		t.Helper()
+		return start(t, env, append(append([]string{role}, files.flags(role)...), args...)...)
+	}
+	addr := kvd("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen="+freeAddr(t), "--bootstrap").kv["directory"]
+	kvd("memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--listen-tcp=127.0.0.1:0",
+		"--shm-socket="+filepath.Join(dir, "memnode.sock"))
+	operator, owner := files.load("operator"), files.identity("client")
+	for _, name := range []string{"secret", "shop"} {
+		createNamespace(t, addr, name, operator, owner)
+	}
+	c, err := client.Open(t.Context(), client.Options{Directory: []string{addr}, Namespace: "shop", Provider: "tcp",
+		TLS: files.load("client")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	roundTrip(t, c, "k")
+	to := "file://" + filepath.Join(t.TempDir(), "snapshots")
+	a := kvd("archive", "--directory="+addr, "--to="+to, "--every=1s")
+	testutil.Until(t, "it says which right it lacks", func() bool {
+		return strings.Contains(a.stderr.String(), "kvctl namespace grant shop "+files.identity("archive")+" read")
+	})
+	d, err := dirclient.Open(dirclient.Options{Addrs: []string{addr}, TLS: operator})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err = d.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: "shop",
+			Access: &dirpb.Access{Who: files.identity("archive"), Right: dirpb.Right_RIGHT_READ}})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dest, end, err := places.Open(to, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end()
+	testutil.Until(t, "a snapshot", func() bool {
+		all, err := archive.List(t.Context(), dest, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(all, func(e archive.Entry) bool { return e.Namespace == "secret" }) {
+			t.Fatalf("of what it may not read: %v", all)
+		}
+		return slices.ContainsFunc(all, func(e archive.Entry) bool { return e.Complete })
+	})
+	snap, err := archive.Open(t.Context(), dest, "shop", "")
+	if err == nil {
+		err = archive.Verify(t.Context(), snap, nil)
+	}
+	if err != nil || snap.Keys != 1 {
+		t.Errorf("%+v, %v", snap, err)
+	}
+	if code := a.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d, want 0", code)
 	}
 }

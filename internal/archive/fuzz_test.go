@@ -148,3 +148,24 @@ func FuzzArchive(f *testing.F) {
 		}
 	})
 }
+
+// FuzzLock: whatever the file of a lock says, another can take the lock when its time is over.
+func FuzzLock(f *testing.F) {
+	f.Add(beatName(7), []byte(`{"holder":"x","millis":20000,"released":false}`))
+	f.Add("LOCK/7.json", []byte("{}"))
+	f.Fuzz(func(t *testing.T, name string, text []byte) {
+		d := newMemory()
+		d.files[name] = text
+		l := &lock{d: d, holder: "a", every: minBeat}
+		n, b, err := l.newest(t.Context())
+		if bad := (*CorruptError)(nil); err != nil && !errors.As(err, &bad) {
+			t.Fatal(err)
+		}
+		if n > 0 && name != beatName(n) || err != nil && b.Released {
+			t.Errorf("file %q is number %d: %+v, %v", name, n, b, err)
+		}
+		if err := l.next(t.Context(), n, false); err != nil || l.n != n+1 {
+			t.Errorf("number %d behind %d: %v", l.n, n, err)
+		}
+	})
+}

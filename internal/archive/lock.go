@@ -29,6 +29,15 @@ const (
 // errLockLost: another has taken the lock over.
 var errLockLost = errors.New("another archive has taken over the lock of the destination")
 
+// beatNumber is the number of a file of the lock; 0: it is somebody else's.
+func beatNumber(name string) uint64 {
+	n, err := strconv.ParseUint(strings.TrimSuffix(path.Base(name), ".json"), 10, 62)
+	if err != nil || name != beatName(n) {
+		return 0
+	}
+	return n
+}
+
 // beat is the content of a file of the lock.
 type beat struct {
 	Holder string `json:"holder"`
@@ -55,10 +64,7 @@ func (l *lock) newest(ctx context.Context) (n uint64, b beat, err error) {
 		return 0, b, err
 	}
 	for _, f := range all {
-		if k, err := strconv.ParseUint(strings.TrimSuffix(path.Base(f.Name), ".json"), 10, 63); err == nil &&
-			f.Name == beatName(k) {
-			n = max(n, k)
-		}
+		n = max(n, beatNumber(f.Name))
 	}
 	if n == 0 {
 		return 0, b, nil
@@ -107,13 +113,13 @@ func (l *lock) next(ctx context.Context, n uint64, released bool) error {
 		return err
 	}
 	for _, f := range all {
-		if f.Name > beatName(n) { // numbers have leading zeros
+		if beatNumber(f.Name) > n {
 			return errLockLost
 		}
 	}
 	l.n = n
 	for _, f := range all {
-		if f.Name < beatName(l.n) {
+		if k := beatNumber(f.Name); k > 0 && k < l.n {
 			_ = l.d.Delete(ctx, f.Name) // the next beat tries again
 		}
 	}
