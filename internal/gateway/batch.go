@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/loop"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -440,8 +441,6 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 var (
 	// errUnchanged: the commands of an update changed nothing, so that there is nothing to write. It is an answer.
 	errUnchanged = errors.New("unchanged")
-	// errWatched: a key that was watched has another version. Nothing was written; EXEC replies null.
-	errWatched = errors.New("watched key has changed")
 )
 
 // run performs the batch and writes its replies. Its error is that of sending.
@@ -591,7 +590,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 			}
 			o.Kind, o.Into, o.Typed = client.OpGet, u.into, u.kind == spec.Read
 		case spec.PutValue, spec.PutIf:
-			o.Kind, o.Value, o.Expires, o.Cond = client.OpPut, u.value, timeOf(u.expires), client.Always
+			o.Kind, o.Value, o.Expires, o.Cond = client.OpPut, u.value, exec.TimeOf(u.expires), client.Always
 			if u.kind == spec.PutIf {
 				o.Cond = u.cond
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -164,7 +165,7 @@ func (s *waits) enterQueues(db int, b *values.Blocking) *waiter {
 	defer s.mu.Unlock()
 	soon := time.Now().Add(minPollPause)
 	for _, name := range b.Names {
-		n := stagedName{db, string(name)}
+		n := stagedName{DB: db, Name: string(name)}
 		k := s.mu.keys[n]
 		if k == nil {
 			k = &awaited{stagedName: n, next: soon}
@@ -227,7 +228,7 @@ func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		if l := s.mu.keys[stagedName{db, string(name)}].lineOf(x.line, x.all); l.all || l.queue[0] == x {
+		if l := s.mu.keys[stagedName{DB: db, Name: string(name)}].lineOf(x.line, x.all); l.all || l.queue[0] == x {
 			mine = append(mine, name)
 		}
 	}
@@ -245,7 +246,7 @@ func (s *waits) any() bool { return s.clients.Load() > 0 }
 func (s *waits) wake(db int, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k := s.mu.keys[stagedName{db, name}]; k != nil {
+	if k := s.mu.keys[stagedName{DB: db, Name: name}]; k != nil {
 		k.wake()
 	}
 }
@@ -311,18 +312,18 @@ func (s *waits) due(now time.Time) (keys []*awaited, pause time.Duration) {
 // them. Sorting by database puts those of one namespace side by side, for one Do each. No lock is held, since a lookup
 // may wait for the network; an awaited whose clients have left meanwhile does no harm.
 func (s *waits) lookUp(keys []*awaited) {
-	slices.SortFunc(keys, func(a, b *awaited) int { return a.db - b.db })
+	slices.SortFunc(keys, func(a, b *awaited) int { return a.DB - b.DB })
 	ctx := inside.LimitMemory(s.g.ctx, pollLimit)
 	for len(keys) > 0 {
 		n := 1
-		for n < len(keys) && n < pollBatch && s.g.dbs[keys[n].db].shared == s.g.dbs[keys[0].db].shared {
+		for n < len(keys) && n < pollBatch && s.g.dbs[keys[n].DB].shared == s.g.dbs[keys[0].DB].shared {
 			n++
 		}
 		ops := make([]client.Op, n)
 		for i, k := range keys[:n] {
-			ops[i] = client.Op{Kind: client.OpGet, Key: s.g.dbs[k.db].stored([]byte(k.name)), Typed: true}
+			ops[i] = client.Op{Kind: client.OpGet, Key: s.g.dbs[k.DB].stored([]byte(k.Name)), Typed: true}
 		}
-		s.g.dbs[keys[0].db].api.Do(ctx, ops)
+		s.g.dbs[keys[0].DB].api.Do(ctx, ops)
 		s.found(keys[:n], ops)
 		keys = keys[n:]
 	}
@@ -544,11 +545,11 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *values.Blocking, names
 		found, err := b.Try(t, names, again, &t.out)
 		values.WriteRefusal(&t.out, err)
 		switch {
-		case t.err != nil:
+		case t.Err != nil:
 		case !found && err == nil:
-			t.err = errNothing
+			t.Err = errNothing
 		case again && c.link.PeerGone():
-			t.err = errGone
+			t.Err = errGone
 		}
 	})
 	defer t.free()
@@ -573,18 +574,18 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *values.Blocking, names
 // reports whether it did so. A key that somebody has changed since then stays as it is, with all others: what was taken
 // counts as given. Events are not told, as if nothing had happened; caches that have read in between are.
 func (t *staged) putBack() bool {
-	var keys []*stagedKey
-	for _, k := range t.keys {
-		if !k.used || !k.Changed || !k.Present && !k.was.Present {
+	var keys []*exec.Key
+	for _, k := range t.Keys {
+		if !k.Used || !k.Changed || !k.Present && !k.Was.Present {
 			continue
 		}
-		was := &stagedKey{Key: k.was, stagedName: k.stagedName, bytes: k.bytes, version: k.version}
+		was := &exec.Key{Key: k.Was, KeyName: k.KeyName, Stored: k.Stored, Version: k.Version}
 		if was.Changed = true; !k.Present {
-			was.version = 0
+			was.Version = 0
 		}
 		keys = append(keys, was)
 	}
-	if len(keys) == 0 || t.write(keys) != nil {
+	if len(keys) == 0 || t.Write(keys) != nil {
 		return false
 	}
 	t.changes = nil
@@ -628,9 +629,9 @@ func (t *staged) announce() {
 	if !t.c.g.waits.any() {
 		return
 	}
-	for _, k := range t.keys {
+	for _, k := range t.Keys {
 		if k.LeavesCollection() {
-			t.c.g.waits.wake(k.db, k.name)
+			t.c.g.waits.wake(k.DB, k.Name)
 		}
 	}
 }

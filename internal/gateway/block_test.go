@@ -117,7 +117,7 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 		t.Errorf("%d lookups for %d clients, want at most %d in %v", n, clients, most, time.Since(began))
 	}
 	g.waits.mu.Lock()
-	k := g.waits.mu.keys[stagedName{0, "k"}]
+	k := g.waits.mu.keys[stagedName{DB: 0, Name: "k"}]
 	g.waits.mu.Unlock()
 	testutil.Until(t, "the polls are far apart", func() bool {
 		g.waits.mu.Lock()

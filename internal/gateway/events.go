@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -162,7 +163,7 @@ func (c *conn) tellOfChange(notify values.EventClass, ev keyEvent, db int, name 
 
 // stagedChange is a command's change of a staged key, and what it is called.
 type stagedChange struct {
-	k *stagedKey
+	k *exec.Key
 	keyEvent
 	change
 }
@@ -191,36 +192,36 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 	errors := w.Errors
 	type state struct{ changed, present bool }
 	// Keys that the command is the first to ask for are added behind these, with what they were when they were read.
-	before := make([]state, len(t.keys))
-	for i, k := range t.keys {
+	before := make([]state, len(t.Keys))
+	for i, k := range t.Keys {
 		before[i] = state{k.Changed, k.Present}
 		k.Changed = false
 	}
 	return func() {
-		for i, k := range t.keys {
+		for i, k := range t.Keys {
 			if i >= len(before) { // the command has read it
-				before = append(before, state{present: k.version != 0})
+				before = append(before, state{present: k.Version != 0})
 			}
 		}
 		if values.EventClass(t.c.g.notify.Load())&values.OnMiss != 0 && args != nil {
-			t.noteMisses(cmd, args, w.Errors != errors, func(k *stagedKey) bool {
-				return before[slices.Index(t.keys, k)].present
+			t.noteMisses(cmd, args, w.Errors != errors, func(k *exec.Key) bool {
+				return before[slices.Index(t.Keys, k)].present
 			})
 		}
-		note := func(k *stagedKey, ev keyEvent, created bool) {
+		note := func(k *exec.Key, ev keyEvent, created bool) {
 			t.changes = append(t.changes,
 				stagedChange{k, ev, change{changed: true, created: created, deleted: !k.Present, expires: k.Expires,
 					also: k.Also}})
 		}
 		for _, x := range t.named {
-			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.Key == x.k })
-			k := t.keys[i]
+			i := slices.IndexFunc(t.Keys, func(k *exec.Key) bool { return &k.Key == x.k })
+			k := t.Keys[i]
 			note(k, x.keyEvent, !before[i].present && k.Present && x.class != values.OnNew)
 			before[i].present = k.Present // the next event of it is of no new key
 		}
-		for i, k := range t.keys {
+		for i, k := range t.Keys {
 			was := before[i]
-			if k.Changed && (was.present || k.Present) && !isLibraries(k.name) &&
+			if k.Changed && (was.present || k.Present) && !isLibraries(k.Name) &&
 				!slices.ContainsFunc(t.named, func(x namedChange) bool {
 					return x.k == &k.Key
 				}) {
@@ -232,9 +233,9 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 }
 
 // noteMisses notes which of a command's keys it has not found.
-func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*stagedKey) bool) {
+func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*exec.Key) bool) {
 	for _, name := range cmd.readKeys(nil, args) {
-		if k := t.find[stagedName{t.db, string(name)}]; k != nil && !was(k) {
+		if k := t.Find[stagedName{DB: t.DB, Name: string(name)}]; k != nil && !was(k) {
 			t.missed = append(t.missed, k)
 		}
 	}
@@ -261,44 +262,22 @@ func (t *staged) tellOfWrites() {
 	notify := values.EventClass(g.notify.Load())
 	for _, x := range t.changes {
 		if x.class == values.OnMiss {
-			g.event(&t.c.box, notify, x.k.db, x.keyEvent, []byte(x.k.name))
+			g.event(&t.c.box, notify, x.k.DB, x.keyEvent, []byte(x.k.Name))
 			continue
 		}
-		t.c.tellOfChange(notify, x.keyEvent, x.k.db, []byte(x.k.name), x.change)
+		t.c.tellOfChange(notify, x.keyEvent, x.k.DB, []byte(x.k.Name), x.change)
 	}
 	if !g.hearsOfWrites() {
 		return
 	}
 	tracks := t.c.tracksReads()
 	var keys []written
-	for _, k := range t.keys {
-		if k.Changed && !isLibraries(k.name) {
-			keys = append(keys, written{[]byte(k.name), k.db, tracks, k.version})
+	for _, k := range t.Keys {
+		if k.Changed && !isLibraries(k.Name) {
+			keys = append(keys, written{[]byte(k.Name), k.DB, tracks, k.Version})
 		}
 	}
 	g.wrote(t.c, keys)
-}
-
-// trackReads enters keys that the client caches before they are read; the returned function, called when they have
-// been, remembers their versions.
-func (t *staged) trackReads(keys []*stagedKey) (end func()) {
-	c := t.c
-	if !c.tracksReads() || isLibraries(keys[0].name) { // which is read alone
-		return func() {}
-	}
-	c.out.cork()
-	for _, k := range keys {
-		c.g.tracked.enterKey(c, k.db, []byte(k.name))
-	}
-	return func() {
-		for _, k := range keys {
-			version := k.version
-			if t.err != nil {
-				version = unknownVersion
-			}
-			c.g.tracked.setVersion(c.g, c, k.db, []byte(k.name), version)
-		}
-	}
 }
 
 // event publishes an event of a key, if it is asked for.

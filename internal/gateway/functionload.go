@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/rdb"
 	"github.com/kvd-project/kvd/internal/redis/values"
 	"github.com/kvd-project/kvd/internal/units"
@@ -143,9 +144,9 @@ func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
 
 // libraries are those that the commands before have left, and the key that they are in; ok is false if they cannot be
 // read.
-func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
+func (t *staged) libraries() (set *librarySet, k *exec.Key, ok bool) {
 	k = t.librariesKey()
-	if t.failed() {
+	if t.Failed() {
 		return nil, nil, false
 	}
 	if !k.Present {
@@ -153,25 +154,25 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 	}
 	// The version says that the libraries that this gateway has loaded are those in the key, so they need not be loaded
 	// again.
-	if set := t.c.g.functions.now.Load(); set != nil && !k.Changed && set.version == k.version {
+	if set := t.c.g.functions.now.Load(); set != nil && !k.Changed && set.version == k.Version {
 		return set.clone(), k, true
 	}
 	if k.Type != client.Plain {
-		t.err = unreadable(client.ErrWrongType)
+		t.Err = unreadable(client.ErrWrongType)
 		return nil, nil, false
 	}
 	unlock, err := t.c.lockLoading()
 	if err != nil {
-		t.err = err
+		t.Err = err
 		return nil, nil, false
 	}
 	defer unlock()
 	if set, err = t.c.loadStored(k.Value); err != nil {
-		t.err = err
+		t.Err = err
 		return nil, nil, false
 	}
 	if !k.Changed {
-		set.version = k.version
+		set.version = k.Version
 		t.c.g.functions.now.Store(set) // FCALL asks whether it is still the latest, since it has no time
 	}
 	return set.clone(), k, true
@@ -180,19 +181,19 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 // librariesKey is the key that libraries are in.
 // It is a condition of the commit, as any key that is used: two gateways that change libraries at a time do so one
 // after the other.
-func (t *staged) librariesKey() *stagedKey {
-	k := t.find[librariesName]
+func (t *staged) librariesKey() *exec.Key {
+	k := t.Find[librariesName]
 	if k == nil {
-		k = t.addKey(librariesName.db, librariesName.name)
-		k.used = true
-		t.read([]*stagedKey{k})
+		k = t.Add(librariesName)
+		k.Used = true
+		t.Read(k)
 	}
 	return k
 }
 
 // setLibraries writes libraries, if that can be done.
 // The error may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
-func (k *stagedKey) setLibraries(set *librarySet) error {
+func setLibraries(k *exec.Key, set *librarySet) error {
 	if len(set.libraries) == 0 {
 		if k.Present {
 			k.Delete()

@@ -32,7 +32,7 @@ const (
 	loadTime, loadMemory = 500 * time.Millisecond, 8 << 20
 )
 
-var librariesName = stagedName{0, inside.FunctionsKey}
+var librariesName = stagedName{DB: 0, Name: inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
 // now is replaced as a whole, so that FCALL looks at it without a lock. changes is what makes FCALL at this gateway see
@@ -120,7 +120,7 @@ func functionCaller(readOnly bool) stagedFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) error {
 		f, err := t.function(args[1])
 		if err != nil {
-			t.err = err
+			t.Err = err
 			return nil
 		}
 		if f.library == nil {
@@ -144,10 +144,10 @@ func functionCaller(readOnly bool) stagedFunc {
 // A name that is not there is looked for once more in the libraries as of now, so that a client that has just loaded
 // one at another gateway finds it.
 func (t *staged) function(name []byte) (f function, err error) {
-	if t.find[librariesName] != nil { // a command before has looked at it, or changed it
+	if t.Find[librariesName] != nil { // a command before has looked at it, or changed it
 		set, _, ok := t.libraries()
 		if !ok {
-			return f, t.err
+			return f, t.Err
 		}
 		return set.find(name), nil
 	}
@@ -185,7 +185,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	if err == nil {
 		unlock, lockErr := t.c.lockLoading()
 		if lockErr != nil {
-			t.err = lockErr
+			t.Err = lockErr
 			return nil
 		}
 		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without
@@ -200,7 +200,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) error {
 	if taken := set.add(l); taken != "" {
 		return refusal("ERR Function " + taken + " already exists")
 	}
-	if err := k.setLibraries(set); err != nil {
+	if err := setLibraries(k, set); err != nil {
 		return err
 	}
 	w.BulkString(name)
@@ -218,7 +218,7 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Library not found")
 	}
 	set.remove(name)
-	if err := k.setLibraries(set); err != nil {
+	if err := setLibraries(k, set); err != nil {
 		return err
 	}
 	w.OK()
@@ -240,10 +240,10 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
 	}
 	k := t.librariesKey()
-	if t.failed() {
-		return t.err
+	if t.Failed() {
+		return t.Err
 	}
-	if err := k.setLibraries(newLibrarySet()); err != nil {
+	if err := setLibraries(k, newLibrarySet()); err != nil {
 		return err
 	}
 	w.OK()
@@ -266,7 +266,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 		return refusal("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
 	}
 	// The key is a condition with FLUSH, too, though nothing of it counts: its version is what the write compares.
-	set, k, ok := newLibrarySet(), t.librariesKey(), !t.failed()
+	set, k, ok := newLibrarySet(), t.librariesKey(), !t.Failed()
 	if ok && !flush {
 		set, k, ok = t.libraries()
 	}
@@ -275,7 +275,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	}
 	unlock, err := t.c.lockLoading()
 	if err != nil {
-		t.err = err
+		t.Err = err
 		return nil
 	}
 	more, err := t.c.loadAll(args[2], set)
@@ -286,7 +286,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) error {
 	if err != nil {
 		return refusal("ERR " + err.Error())
 	}
-	if err := k.setLibraries(set); err != nil {
+	if err := setLibraries(k, set); err != nil {
 		return err
 	}
 	w.OK()

@@ -112,7 +112,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 		testutil.Until(t, "it has a queue", func() bool {
 			g.waits.mu.Lock()
 			defer g.waits.mu.Unlock()
-			if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil {
+			if k := g.waits.mu.keys[stagedName{DB: 0, Name: "k"}]; k != nil {
 				x = k.lines[0].queue[0]
 			}
 			return x != nil

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
@@ -14,7 +15,7 @@ import (
 // transactions, and does nothing.
 type lateTracking struct {
 	began *tracker // what the client cached by before
-	keys  []*stagedKey
+	keys  []*exec.Key
 	// Keys that the client has written itself behind that, of those that it has read, and of those with prefixes.
 	told, prefixed [][]byte
 }
@@ -48,7 +49,7 @@ func (l *lateTracking) performed(c *conn, t *staged, q queued) {
 	writes := script || q.cmd.Has(spec.FlagWrite)
 	for _, s := range both(q.cmd.keySpans(q.args)) {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
-			k := t.find[stagedName{c.db, string(q.args[i])}]
+			k := t.Find[stagedName{DB: c.db, Name: string(q.args[i])}]
 			if k == nil { // the command was refused before it came to it
 				continue
 			}
@@ -64,10 +65,10 @@ func (l *lateTracking) performed(c *conn, t *staged, q queued) {
 			}
 			switch {
 			case at >= 0:
-				l.told = append(l.told, []byte(k.name))
+				l.told = append(l.told, []byte(k.Name))
 			// Prefixes that it had before have been told of all that the transaction wrote.
-			case tr.follows(k.name) && !l.began.follows(k.name):
-				l.prefixed = append(l.prefixed, []byte(k.name))
+			case tr.follows(k.Name) && !l.began.follows(k.Name):
+				l.prefixed = append(l.prefixed, []byte(k.Name))
 			}
 		}
 	}
@@ -97,13 +98,13 @@ func (l *lateTracking) enterKeys(c *conn) {
 	x.Unlock()
 	names := make([]trackedName, len(l.keys))
 	for i, k := range l.keys {
-		version := k.version
+		version := k.Version
 		if !k.Present {
 			version = 0
 		}
-		x.enterKey(c, k.db, []byte(k.name))
-		x.setVersion(c.g, c, k.db, []byte(k.name), version)
-		names[i] = trackedName{k.db, k.name}
+		x.enterKey(c, k.DB, []byte(k.Name))
+		x.setVersion(c.g, c, k.DB, []byte(k.Name), version)
+		names[i] = trackedName{k.DB, k.Name}
 	}
 	c.g.checkVersions(names)
 }

@@ -118,11 +118,12 @@ func TestMoveElement(t *testing.T) {
 		{"a: 1; b: !", "LMOVE a b LEFT LEFT", wrongType, "a: 1; b: !"},
 		{"a: !; b: 1", "BLPOP a b 0", wrongType, "a: !; b: 1"},
 	} {
-		s := &staged{c: &conn{g: &Gateway{dbs: make([]database, 1)}}, find: map[stagedName]*stagedKey{}, room: oneLimit}
+		s := &staged{c: &conn{g: &Gateway{dbs: make([]database, 1)}}}
+		s.Open(planHost{s.c}, &planLimits)
 		s.c.g.o.MaxValueBytes = client.MaxValueLen
 		for part := range strings.SplitSeq(c.keys, ";") {
 			name, elems, _ := strings.Cut(strings.TrimSpace(part), ":")
-			k := s.newKey(0, name)
+			k := s.Add(stagedName{DB: 0, Name: name})
 			switch elems = strings.TrimSpace(elems); elems {
 			case "":
 			case "!":
@@ -141,11 +142,11 @@ func TestMoveElement(t *testing.T) {
 			t.Errorf("%s: %s: got %q, want %q", c.keys, c.cmd, got, c.reply)
 		}
 		var after []string
-		for _, k := range s.keys {
-			text := k.name + ":"
+		for _, k := range s.Keys {
+			text := k.Name + ":"
 			if k.Type == client.List {
 				r := newWriter()
-				all := [][]byte{nil, []byte(k.name), []byte("0"), []byte("-1")}
+				all := [][]byte{nil, []byte(k.Name), []byte("0"), []byte("-1")}
 				values.WriteRefusal(r, commandsByID[spec.CmdLrange].key(&k.Key, all, r))
 				for i, f := range strings.Fields(string(r.Bytes())) {
 					if i > 0 && i%2 == 0 {

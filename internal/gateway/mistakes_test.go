@@ -209,7 +209,7 @@ func TestPausedWaitersTakeNothing(t *testing.T) {
 	testutil.Until(t, "the poll finds it, and the client has heard of that", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
-		k := g.waits.mu.keys[stagedName{0, "k"}]
+		k := g.waits.mu.keys[stagedName{DB: 0, Name: "k"}]
 		return k == nil || k.version != 0 && len(k.lines[0].queue[0].wake) == 0
 	})
 	p.SetReadDeadline(time.Now().Add(100 * time.Millisecond))

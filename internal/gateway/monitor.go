@@ -221,7 +221,7 @@ func (s *shownLines) add(t *staged, from string, cmd *command, args [][]byte) {
 		}
 		s.lines = append(make([]byte, 0, n), s.lines...)
 	}
-	s.lines = appendShown(s.lines, from, cmd, args, len(args), t.db)
+	s.lines = appendShown(s.lines, from, cmd, args, len(args), t.DB)
 }
 
 // again forgets the lines: what is staged begins anew.

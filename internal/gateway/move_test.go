@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -46,9 +47,9 @@ func TestMove(t *testing.T) {
 		{other, "LRANGE k 0 -1", array("1", "2")},
 		{other, "TTL k", ":-1\r\n"},
 		{other, "MOVE k 0", ":1\r\n"},
-		{p, "EVAL return(redis.call('move','k','1')) 0", "-ERR kvd: " + errDatabases.Error() + "\r\n"},
+		{p, "EVAL return(redis.call('move','k','1')) 0", "-ERR kvd: " + exec.ErrDatabases.Error() + "\r\n"},
 		{p, "EVAL return(redis.call('move','none','1')) 0", ":0\r\n"},
-		{p, "EXEC MOVE k 1", "-ERR kvd: " + errDatabases.Error() + "\r\n"},
+		{p, "EXEC MOVE k 1", "-ERR kvd: " + exec.ErrDatabases.Error() + "\r\n"},
 		{p, "EXEC MOVE none 1;LLEN k", "*2\r\n:0\r\n:2\r\n"},
 		{other, "EXISTS k", ":0\r\n"},
 		{p, "ACL SETUSER u on nopass ~* +@all db=0", "+OK\r\n"},

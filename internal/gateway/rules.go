@@ -108,7 +108,7 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 		a.Use(db)
 	}
 	if cmd.Is(spec.Libraries) {
-		a.Use(librariesName.db)
+		a.Use(librariesName.DB)
 	}
 	if cmd.Database > 0 {
 		if n, err := c.dbIndex(args[cmd.Database]); err == nil {
@@ -345,6 +345,6 @@ func (t *staged) ReadsEverything(args [][]byte) bool {
 	if r.Unlimited() {
 		return true
 	}
-	a := t.c.accessOf(find(args[0]), args, t.db)
+	a := t.c.accessOf(find(args[0]), args, t.DB)
 	return r.ReadsAllKeys(&a)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
@@ -27,9 +28,6 @@ const (
 	// groupTries is how often scripts run as a group, while others write their keys.
 	groupTries = 4
 )
-
-// errAlone: a script of a group needs more than its key, and is to be performed by itself. Nothing was done.
-var errAlone = errors.New("more than a group gives")
 
 // groupedScript is a command of a group.
 // args are the reader's, and stay until the batch has replied.
@@ -214,7 +212,7 @@ next:
 		s := &g.list[i]
 		name := s.args[3]
 		for j := range g.units {
-			if g.units[j].keys[0].name == string(name) {
+			if g.units[j].Keys[0].Name == string(name) {
 				s.unit = j
 				continue next
 			}
@@ -224,8 +222,8 @@ next:
 			return
 		}
 		t := newStaged(g.b.c)
-		t.db = g.b.c.db
-		t.addKey(t.db, string(name))
+		t.DB = g.b.c.db
+		t.Add(stagedName{DB: t.DB, Name: string(name)})
 		s.unit = len(g.units)
 		g.units = append(g.units, groupUnit{staged: t})
 	}
@@ -242,13 +240,13 @@ func (g *group) reads() (n int) {
 			continue
 		}
 		t := u.staged
-		k := t.keys[0]
-		t.now, t.room, t.grouped, t.err, t.changes = b.now, g.limit, true, nil, t.changes[:0]
+		k := t.Keys[0]
+		t.Now, t.Room, t.Lone, t.Err, t.changes = b.now, g.limit, true, nil, t.changes[:0]
 		t.out.Reset(keepReply)
 		t.out.Proto = b.c.proto
-		*k = stagedKey{stagedName: k.stagedName, bytes: k.bytes}
-		k.Now, k.MaxValue, k.Room, k.Limits = t.now, b.c.g.o.MaxValueBytes, t.room, &b.c.g.encodings
-		b.ops = append(b.ops, client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true})
+		*k = exec.Key{KeyName: k.KeyName, Stored: k.Stored}
+		k.Now, k.MaxValue, k.Room, k.Limits = t.Now, b.c.g.o.MaxValueBytes, t.Room, &b.c.g.encodings
+		b.ops = append(b.ops, client.Op{Kind: client.OpGet, Key: k.Stored, Typed: true})
 	}
 	return len(b.ops)
 }
@@ -261,11 +259,11 @@ func (g *group) takeReads() {
 		if u := &g.units[i]; !u.done && !u.alone {
 			o := &g.b.ops[n]
 			n++
-			if err := u.keys[0].takeRead(o); err != nil {
-				u.staged.err = errAlone // it meets the error again, or takes memory
+			if err := u.Keys[0].TakeRead(o); err != nil {
+				u.staged.Err = exec.ErrAlone // it meets the error again, or takes memory
 			}
-			if k := u.keys[0]; k.version != 0 {
-				g.b.c.sees(k.stagedName)
+			if k := u.Keys[0]; k.Version != 0 {
+				g.b.c.sees(k.KeyName)
 			}
 		}
 	}
@@ -299,22 +297,20 @@ func (g *group) runScripts(first bool) {
 // nothing. If ok is false, everything is as the scripts of the unit before it have left it: key, changes to be told,
 // and replies.
 func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
-	if t.err != nil {
+	if t.Err != nil {
 		return false
 	}
-	k, told := t.keys[0], len(t.changes)
+	k, told := t.Keys[0], len(t.changes)
 	before := k.Key
 	s.lo = t.out.Len()
 	t.scriptsEnd = time.Time{} // each has its own time
 	t.run(s.cmd, s.args, &t.out)
 	s.hi = t.out.Len()
-	if t.err == nil && k.Want == 0 && s.hi <= limit {
+	if t.Err == nil && k.Want == 0 && s.hi <= limit {
 		return true
 	}
-	for _, other := range t.keys[1:] {
-		delete(t.find, other.stagedName)
-	}
-	t.keys, t.err, t.changes = t.keys[:1], nil, t.changes[:told]
+	t.Cut(1)
+	t.Err, t.changes = nil, t.changes[:told]
 	k.Key, k.Own = before, nil
 	t.out.Truncate(s.lo)
 	return false
@@ -326,8 +322,8 @@ func (g *group) writes() (n int) {
 	b := g.b
 	b.ops = b.ops[:0]
 	for i := range g.units {
-		if u := &g.units[i]; !u.done && !u.alone && u.keys[0].writes() {
-			b.ops = append(b.ops, u.keys[0].op())
+		if u := &g.units[i]; !u.done && !u.alone && u.Keys[0].Writes() {
+			b.ops = append(b.ops, u.Keys[0].Op())
 		}
 	}
 	return len(b.ops)
@@ -343,7 +339,7 @@ func (g *group) takeWrites() (again bool) {
 		if u.done || u.alone {
 			continue
 		}
-		if u.keys[0].writes() {
+		if u.Keys[0].Writes() {
 			u.err = g.b.ops[n].Err
 			n++
 		}
@@ -351,7 +347,7 @@ func (g *group) takeWrites() (again bool) {
 		case u.err == nil:
 			u.announce()
 			u.tellOfWrites()
-		case refused(u.err), tooLarge(u.err):
+		case exec.Refused(u.err), tooLarge(u.err):
 			again, u.err = true, nil
 			continue
 		case errors.Is(u.err, client.ErrUnknownOutcome):

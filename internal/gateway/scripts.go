@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -111,7 +112,7 @@ func evaluator(named, readOnly bool) stagedFunc {
 			func(task *luascript.Task) bool {
 				return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
 			})
-		if t.err == errAlone {
+		if t.Err == exec.ErrAlone {
 			prog.Alone.Store(true)
 		}
 		return nil
@@ -165,18 +166,18 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 	}
 	t.host.t, t.host.readOnly, t.host.now = t, readOnly, time.Time{}
 	t.task = luascript.Task{Host: &t.host, Memory: int64(g.o.ScriptMemory), Function: function}
-	r.until, r.task, r.db = t.scriptsEnd, &t.task, t.db
+	r.until, r.task, r.db = t.scriptsEnd, &t.task, t.DB
 	t.c.setScript(r)
 	if !first || !g.scripts.watched.Load() {
 		g.watchScripts(r.until)
 	}
-	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
+	db, before, told, sent := t.DB, t.snapshot(), len(t.changes), len(t.messages)
 	// The snapshot was made for this case alone: a script that fails half way has changed keys already.
 	if !run(&t.task) {
 		t.undo(before)
 		t.changes, t.messages = t.changes[:told], t.messages[:sent]
 	}
-	t.db = db
+	t.DB = db
 	t.c.setScript(runningScript{})
 }
 
@@ -184,7 +185,7 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 // It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
 func (t *staged) snapshot() []values.Key {
 	t.before = t.before[:0]
-	for _, k := range t.keys {
+	for _, k := range t.Keys {
 		t.before = append(t.before, k.Key)
 		k.Own = nil // the snapshot's value may be in it
 	}
@@ -194,12 +195,12 @@ func (t *staged) snapshot() []values.Key {
 // undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
 // command has wanted for a value stays wanted.
 func (t *staged) undo(before []values.Key) {
-	for i, k := range t.keys {
+	for i, k := range t.Keys {
 		want := k.Want
 		if i < len(before) {
 			k.Key = before[i]
 		} else {
-			k.Key = k.was
+			k.Key = k.Was
 		}
 		k.Want = max(want, k.Want)
 	}
@@ -325,7 +326,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, err error) {
 		if err != nil {
 			return nil, err
 		}
-		t.db = db
+		t.DB = db
 		h.w.OK()
 	case cmd.Channels == spec.ChannelsFirst:
 		t.publish(cmd.ID == spec.CmdSpublish, args[1], args[2], &h.w)
@@ -334,13 +335,13 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, err error) {
 			h.now = time.Now()
 		}
 		writeTime(&h.w, h.now)
-	case t.grouped: // it might see the store without what the scripts before it have done
-		t.needsMore()
+	case t.Lone: // it might see the store without what the scripts before it have done
+		t.NeedsMore()
 	default:
 		c := t.c
 		db := c.db
 		// Such commands look at the connection for their database, and the script has one of its own.
-		c.use(t.db)
+		c.use(t.DB)
 		values.WriteRefusal(&h.w, cmd.conn(c, &h.w, args))
 		c.use(db)
 	}
@@ -364,7 +365,7 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, err error) {
 		return nil, refusal("ERR kvd: '" + cmd.Name + "' cannot be undone if the script fails, so scripts may not " +
 			"use it")
 	}
-	switch h.t.c.denialIn(cmd, args, h.t.db, "lua") {
+	switch h.t.c.denialIn(cmd, args, h.t.DB, "lua") {
 	case acl.Allowed:
 	case acl.DeniedCommand:
 		return nil, refusal("ERR The user executing the script can't run this command or subcommand")
@@ -397,7 +398,7 @@ func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 	if cmd == nil || cmd.mistaken(len(args)) {
 		return false, cmd != nil
 	}
-	return h.t.c.permittedIn(cmd, args, h.t.db), true
+	return h.t.c.permittedIn(cmd, args, h.t.DB), true
 }
 
 // Log is of luascript.Host. A script that runs again logs again.
@@ -411,12 +412,12 @@ func (h *scriptHost) Log(level int, text string) {
 // Reserve is of luascript.Host: the memory is out of the connection's share until its reply is written.
 func (h *scriptHost) Reserve(n int64) error {
 	h.t.Take(n)
-	return h.t.err
+	return h.t.Err
 }
 
 // Stopped is of luascript.Host.
 // The script ends at its next step then, and cannot catch it.
-func (h *scriptHost) Stopped() bool { return h.t.failed() }
+func (h *scriptHost) Stopped() bool { return h.t.Failed() }
 
 // loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
 func loadScript(t *staged, args [][]byte, w *resp.Writer) error {
@@ -504,7 +505,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 // taken effect. It is called once, behind the commit. A message of a script whose outcome is unknown is not sent:
 // nobody could take it back.
 func (t *staged) conclude(applied bool) {
-	if k := t.find[librariesName]; k != nil && k.Changed {
+	if k := t.Find[librariesName]; k != nil && k.Changed {
 		t.c.g.functions.changes.Add(1)
 	}
 	if !applied {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 )
 
 // contents is all that is in a database, a line for each key.
@@ -223,9 +224,9 @@ func TestSelectInTransaction(t *testing.T) {
 		{"SELECT 1;SET a one;SELECT 0", "*3\r\n+OK\r\n+OK\r\n+OK\r\n", "0"},
 		{"GET a;SELECT 1;GET a;DBSIZE", "*4\r\n" + bulk("zero") + "+OK\r\n" + bulk("one") + ":1\r\n", "1"},
 		{"SELECT 2;GET a", "*2\r\n-ERR DB index is out of range\r\n" + bulk("one"), "1"},
-		{"SET b 1;SELECT 0;SET b 2", "-ERR kvd: " + errDatabases.Error() + "\r\n", "1"},
-		{"GET a;SELECT 0;SET b 2", "-ERR kvd: " + errDatabases.Error() + "\r\n", "1"},
-		{"COPY a b DB 0;GET a", "-ERR kvd: " + errDatabases.Error() + "\r\n", "1"},
+		{"SET b 1;SELECT 0;SET b 2", "-ERR kvd: " + exec.ErrDatabases.Error() + "\r\n", "1"},
+		{"GET a;SELECT 0;SET b 2", "-ERR kvd: " + exec.ErrDatabases.Error() + "\r\n", "1"},
+		{"COPY a b DB 0;GET a", "-ERR kvd: " + exec.ErrDatabases.Error() + "\r\n", "1"},
 		{"COPY a b DB 0", "*1\r\n:1\r\n", "1"},
 		{"EXISTS b;SELECT 0;EXISTS b", "*3\r\n:0\r\n+OK\r\n:1\r\n", "0"},
 	} {
@@ -270,6 +271,7 @@ func TestTransactionLimits(t *testing.T) {
 // TestManyKeys: a command or script that only reads has as many keys as there may be, whether they are there or not, in
 // little memory; those that it changes are refused in words if they are too many for one step.
 func TestManyKeys(t *testing.T) {
+	const maxStaged = 16 << 10 // of a plan
 	budget := netsrv.NewBudget(256 << 20)
 	store := clienttest.New(clienttest.Options{})
 	p := dial(t, "tcp",

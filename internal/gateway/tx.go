@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 )
@@ -92,7 +93,7 @@ func (s *watchers) touch(keys []written) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
-		for made := range s.mu.keys[stagedName{k.db, string(k.name)}] {
+		for made := range s.mu.keys[stagedName{DB: k.db, Name: string(k.name)}] {
 			made.Store(true)
 		}
 	}
@@ -138,7 +139,7 @@ func (b *batch) seen() {
 			there = there && !b.entries[u.first].change.missed
 		}
 		if there {
-			b.c.sees(stagedName{b.c.db, string(u.name)})
+			b.c.sees(stagedName{DB: b.c.db, Name: string(u.name)})
 		}
 	}
 }
@@ -223,11 +224,11 @@ next:
 			return err
 		}
 		for _, x := range c.tx.watched {
-			if x.stagedName == (stagedName{c.db, string(name)}) {
+			if x.stagedName == (stagedName{DB: c.db, Name: string(name)}) {
 				continue next
 			}
 		}
-		x := watch{stagedName: stagedName{c.db, string(name)}}
+		x := watch{stagedName: stagedName{DB: c.db, Name: string(name)}}
 		made := c.g.watchers.add(x.stagedName)
 		v, err := versionOf(c, name)
 		if x.version = v; v == 0 && err == nil {
@@ -310,7 +311,7 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		b.entries = append(b.entries, entry{cmd: q.cmd, args: q.args, unit: -1, next: -1, first: true, last: true})
 	}
 	for _, x := range watched {
-		_, u := b.unitOf([]byte(x.name))
+		_, u := b.unitOf([]byte(x.Name))
 		// A watched key that the queue only reads need not be written: its version is compared when it has been read,
 		// which was one instant.
 		u.watched, u.version = true, x.version
@@ -321,7 +322,7 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	b.perform()
 	for _, u := range b.units {
 		switch {
-		case errors.Is(u.err, errWatched), u.watched && u.kind <= spec.Read && u.err == nil && u.got != u.version:
+		case errors.Is(u.err, exec.ErrChanged), u.watched && u.kind <= spec.Read && u.err == nil && u.got != u.version:
 			w.NullArray()
 			return nil
 		case u.err != nil:
@@ -345,7 +346,7 @@ func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 		return !bytes.Equal(n, name)
 	}
 	for _, x := range watched {
-		if x.db != c.db || other([]byte(x.name)) {
+		if x.DB != c.db || other([]byte(x.Name)) {
 			return false
 		}
 	}

@@ -1,9 +1,8 @@
 package gateway
 
 import (
-	"time"
-
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -27,7 +26,7 @@ func (u *unit) load(it client.Item, present bool) {
 // k.own, to which the new value may refer, stay as they are until Do is over.
 func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	if u.watched && cur.Version != u.version {
-		return client.Change{}, errWatched
+		return client.Change{}, exec.ErrChanged
 	}
 	u.load(cur, present)
 	k := &u.k
@@ -59,13 +58,5 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	case !k.Present:
 		return client.Change{Delete: true}, nil
 	}
-	return client.Change{Value: k.Value, Expires: timeOf(k.Expires), Flags: k.Flags, Type: k.Type}, nil
-}
-
-// timeOf is an expiry as the client library has it; its zero value is never.
-func timeOf(ms int64) time.Time {
-	if ms == 0 {
-		return time.Time{}
-	}
-	return time.UnixMilli(ms)
+	return client.Change{Value: k.Value, Expires: exec.TimeOf(k.Expires), Flags: k.Flags, Type: k.Type}, nil
 }

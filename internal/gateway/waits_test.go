@@ -177,7 +177,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 				testutil.Until(t, "they wait", func() bool {
 					var first *waiter
 					g.waits.mu.Lock()
-					if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil && len(k.lines[0].queue) == 2 {
+					if k := g.waits.mu.keys[stagedName{DB: 0, Name: "k"}]; k != nil && len(k.lines[0].queue) == 2 {
 						// A client that finds something at its first look is not asked whether it is still there.
 						if two := k.lines[0].queue; two[0].rest.Load() && two[1].rest.Load() {
 							first = two[0]

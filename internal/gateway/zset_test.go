@@ -30,11 +30,11 @@ type shelf struct {
 func newShelf(proto int, names ...string) *shelf {
 	g := &Gateway{dbs: make([]database, 1)}
 	g.o.MaxValueBytes = client.MaxValueLen
-	s := &shelf{t: &staged{c: &conn{g: g, share: netsrv.NewBudget(1 << 30).Share(nil)},
-		find: make(map[stagedName]*stagedKey), now: 1e12}, all: names}
+	s := &shelf{t: newStaged(&conn{g: g, share: netsrv.NewBudget(1 << 30).Share(nil)}), all: names}
+	s.t.Now = 1e12
 	s.w.Proto = proto
 	for _, n := range names {
-		k := s.t.newKey(0, n)
+		k := s.t.Add(stagedName{DB: 0, Name: n})
 		k.Room = math.MaxInt
 	}
 	return s
@@ -60,8 +60,8 @@ func (s *shelf) do(t testing.TB, args ...string) []byte {
 		return s.w.Bytes()
 	}
 	s.t.run(cmd, a, &s.w)
-	if s.t.err != nil || len(s.t.keys) != len(s.all) {
-		t.Fatalf("%q: %v, %d keys", args, s.t.err, len(s.t.keys))
+	if s.t.Err != nil || len(s.t.Keys) != len(s.all) {
+		t.Fatalf("%q: %v, %d keys", args, s.t.Err, len(s.t.Keys))
 	}
 	return s.w.Bytes()
 }
@@ -641,7 +641,7 @@ func TestZScanWhileItChanges(t *testing.T) {
 func FuzzSortedSet(f *testing.F) {
 	s := newShelf(2, "k")
 	s.do(f, "ZADD", "k", "1", "a", "2", "b")
-	f.Add(s.t.keys[0].Value, "a", "(1", "5")
+	f.Add(s.t.Keys[0].Value, "a", "(1", "5")
 	f.Add([]byte{1, 0, 0, 0}, "[a", "-", "+inf")
 	f.Fuzz(func(t *testing.T, value []byte, a, b, c string) {
 		for _, cmd := range [][]string{
@@ -655,7 +655,7 @@ func FuzzSortedSet(f *testing.F) {
 			{"GEOPOS", "k", a}, {"ZINCRBY", "k", b, a},
 		} {
 			s := newShelf(3, "k")
-			k := &s.t.keys[0].Key
+			k := &s.t.Keys[0].Key
 			k.Value, k.Present, k.Type = value, true, client.SortedSet
 			if r := s.do(t, cmd...); len(r) == 0 {
 				t.Errorf("%q: no reply", cmd)

@@ -139,14 +139,16 @@ var imports = []row{
 	{"internal/number", "", "it reads text"},
 	{"internal/gateway", "client internal/hotkeys internal/inside internal/loop internal/luascript internal/netsrv " +
 		"internal/number internal/ordered internal/peers internal/poll internal/redis/acl internal/redis/args " +
-		"internal/redis/collection internal/redis/glob internal/redis/rdb internal/redis/resp internal/redis/spec " +
-		"internal/redis/values internal/units",
+		"internal/redis/collection internal/redis/exec internal/redis/glob internal/redis/rdb internal/redis/resp " +
+		"internal/redis/spec internal/redis/values internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/redis/spec", "", "descriptions are data"},
 	{"internal/redis/args", "internal/redis/resp", "arguments are text, whatever key and connection they are about"},
 	{"internal/redis/values", "client internal/number internal/ordered internal/redis/args internal/redis/collection " +
 		"internal/redis/geo internal/redis/glob internal/redis/rdb internal/redis/resp internal/units",
 		"a command sees its keys and its reply, whatever connection and store they are of"},
+	{"internal/redis/exec", "client internal/inside internal/redis/values",
+		"keys change in one step whatever the command, and whoever wants to hear of it"},
 	{"internal/luascript", "internal/number internal/redis/resp internal/units",
 		"it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/poll internal/units",
@@ -210,7 +212,7 @@ var only = []row{
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway " +
-		"internal/janitor internal/loop internal/loop/looptest internal/memcached",
+		"internal/janitor internal/loop internal/loop/looptest internal/memcached internal/redis/exec",
 		"what can be done through the public API is done through it, as any user would"},
 	{module + "/internal/testutil", "internal/gapload", "it is for tests alone"},
 	{module + "/internal/gapload", "", "it is for tests alone"},

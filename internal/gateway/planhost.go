@@ -1,0 +1,61 @@
+package gateway
+
+import (
+	"context"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/redis/exec"
+)
+
+// planHost is a connection as the host of a plan: the gateway's databases, and memory of the connection's share.
+type planHost struct{ c *conn }
+
+// planLimits are those of a batch.
+var planLimits = exec.Limits{OneLimit: oneLimit, EachLimit: eachLimit, Few: freeUnits, AtOnce: maxUnits,
+	Tries: largeTries, ReadCost: readCost}
+
+func (h planHost) API(db int) client.API { return h.c.g.dbs[db].api }
+
+func (h planHost) Together(a, b int) bool { return h.c.g.dbs[a].shared == h.c.g.dbs[b].shared }
+
+func (h planHost) Prepare(k *exec.Key) {
+	k.Stored = h.c.g.dbs[k.DB].stored([]byte(k.Name))
+	k.MaxValue, k.Limits = h.c.g.o.MaxValueBytes, &h.c.g.encodings
+}
+
+func (h planHost) Refuses(n exec.KeyName) error { return badKey(&h.c.g.dbs[n.DB], n.Name) }
+
+func (h planHost) Take(n int64) error { return h.c.take(n) }
+
+func (h planHost) Drop(n int64) { h.c.share.Drop(n) }
+
+func (h planHost) Context(many bool) context.Context {
+	if many {
+		return h.c.smallCtx
+	}
+	return h.c.ctx
+}
+
+// Begins enters keys that the client caches before they are read; the returned function, called when they have been,
+// remembers their versions.
+func (h planHost) Begins(keys []*exec.Key) (read func(err error)) {
+	c := h.c
+	if !c.tracksReads() || isLibraries(keys[0].Name) { // which is read alone
+		return func(error) {}
+	}
+	c.out.cork()
+	for _, k := range keys {
+		c.g.tracked.enterKey(c, k.DB, []byte(k.Name))
+	}
+	return func(err error) {
+		for _, k := range keys {
+			version := k.Version
+			if err != nil {
+				version = unknownVersion
+			}
+			c.g.tracked.setVersion(c.g, c, k.DB, []byte(k.Name), version)
+		}
+	}
+}
+
+func (h planHost) Sees(n exec.KeyName) { h.c.sees(n) }

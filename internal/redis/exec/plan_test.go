@@ -1,0 +1,205 @@
+package exec
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/values"
+)
+
+// shelf is a host of databases in one namespace each, with some memory.
+type shelf struct {
+	dbs       []client.API
+	memory    int64
+	encodings values.EncodingLimits
+	began     int // keys that were to be read
+	seen      []KeyName
+}
+
+func (s *shelf) API(db int) client.API  { return s.dbs[db] }
+func (s *shelf) Together(a, b int) bool { return a == b }
+func (s *shelf) Prepare(k *Key)         { k.Stored, k.MaxValue, k.Limits = []byte(k.Name), 1<<20, &s.encodings }
+func (s *shelf) Drop(n int64)           { s.memory += n }
+func (s *shelf) Sees(n KeyName)         { s.seen = append(s.seen, n) }
+func (s *shelf) Refuses(n KeyName) error {
+	return map[string]error{"bad": errors.New("ERR bad")}[n.Name]
+}
+
+func (s *shelf) Take(n int64) error {
+	if n > s.memory {
+		return errors.New("no memory")
+	}
+	s.memory -= n
+	return nil
+}
+
+func (s *shelf) Context(bool) context.Context {
+	return inside.LimitMemory(context.Background(), limits.OneLimit)
+}
+
+func (s *shelf) Begins(keys []*Key) func(error) {
+	s.began += len(keys)
+	return func(error) {}
+}
+
+var limits = Limits{OneLimit: 64 << 10, EachLimit: 4 << 10, Few: 4, AtOnce: 8, Tries: 4, ReadCost: 3}
+
+func newShelf(dbs int) *shelf {
+	s := &shelf{memory: 1 << 20}
+	for range dbs {
+		s.dbs = append(s.dbs, clienttest.New(clienttest.Options{}))
+	}
+	return s
+}
+
+func (s *shelf) plan(t *testing.T) *Plan {
+	p := new(Plan)
+	p.Open(s, &limits)
+	p.Begin(1e12, 0)
+	t.Cleanup(func() {
+		if p.Close(); s.memory != 1<<20 {
+			t.Errorf("%d bytes of memory are left, of 1 MiB", s.memory)
+		}
+	})
+	return p
+}
+
+// put writes a key behind the plan's back.
+func (s *shelf) put(t *testing.T, name, value string) {
+	t.Helper()
+	if _, err := s.dbs[0].Put(t.Context(), []byte(name), []byte(value), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *shelf) value(t *testing.T, db int, name string) string {
+	t.Helper()
+	v, err := s.dbs[db].Get(t.Context(), []byte(name))
+	if errors.Is(err, client.ErrNotFound) {
+		return "none"
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return string(v.Value)
+}
+
+// set is what a command does.
+func (p *Plan) set(name, value string) {
+	k := p.Key([]byte(name))
+	k.SetAs(client.Plain, []byte(value), 0)
+}
+
+// TestCommit: keys change together, if what was used of them is still what was read, and not at all otherwise.
+func TestCommit(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		does   func(s *shelf, p *Plan)
+		behind string // is written before the commit
+		err    error
+		a, b   string
+	}{
+		{"one key", func(_ *shelf, p *Plan) { p.set("a", "2") }, "", nil, "2", "1"},
+		{"two keys", func(_ *shelf, p *Plan) { p.set("a", "2"); p.set("b", "2") }, "", nil, "2", "2"},
+		{"a write of one", func(_ *shelf, p *Plan) { p.set("a", "2"); p.set("b", "2") }, "b", ErrChanged, "1", "3"},
+		{"a write of what was read", func(_ *shelf, p *Plan) { p.Key([]byte("a")); p.set("b", "2") }, "a", ErrChanged,
+			"3", "1"},
+		{"a write of what was peeked at", func(_ *shelf, p *Plan) { p.Peek([]byte("a")); p.set("b", "2") }, "a", nil,
+			"3", "2"},
+		{"reads alone", func(_ *shelf, p *Plan) { p.Key([]byte("a")); p.Key([]byte("b")) }, "", nil, "1", "1"},
+		{"reads, and a write", func(_ *shelf, p *Plan) { p.Key([]byte("a")); p.Key([]byte("b")) }, "b", ErrChanged,
+			"1", "3"},
+		{"an absent key, and a write", func(_ *shelf, p *Plan) { p.Key([]byte("a")); p.Key([]byte("c")) }, "c",
+			ErrChanged, "1", "1"},
+		{"two namespaces", func(_ *shelf, p *Plan) {
+			p.set("a", "2")
+			p.KeyIn(1, []byte("b"))
+		}, "", ErrDatabases, "1", "1"},
+		{"a delete", func(_ *shelf, p *Plan) { p.Key([]byte("a")).Delete(); p.set("b", "2") }, "", nil, "none", "2"},
+	} {
+		s := newShelf(2)
+		s.put(t, "a", "1")
+		s.put(t, "b", "1")
+		p := s.plan(t)
+		if c.does(s, p); p.Err != nil {
+			t.Errorf("%s: %v", c.what, p.Err)
+		}
+		if c.behind != "" {
+			s.put(t, c.behind, "3")
+		}
+		err := p.Commit()
+		if a, b := s.value(t, 0, "a"), s.value(t, 0, "b"); !errors.Is(err, c.err) || a != c.a || b != c.b {
+			t.Errorf("%s: %v, a is %s and b is %s; want %v, %s, %s", c.what, err, a, b, c.err, c.a, c.b)
+		}
+	}
+}
+
+// TestMove: the keys of a MOVE change in two namespaces, and the first write is taken back if the second fails.
+func TestMove(t *testing.T) {
+	for _, behind := range []bool{false, true} {
+		s := newShelf(2)
+		s.put(t, "a", "1")
+		p := s.plan(t)
+		p.Moves = true
+		from, to := p.Key([]byte("a")), p.KeyIn(1, []byte("a"))
+		to.SetAs(client.Plain, []byte("1"), 0)
+		from.Delete()
+		want, here, there := error(nil), "none", "1"
+		if behind {
+			s.put(t, "a", "3")
+			want, here, there = ErrChanged, "3", "none"
+		}
+		if err := p.Commit(); !errors.Is(err, want) || s.value(t, 0, "a") != here || s.value(t, 1, "a") != there {
+			t.Errorf("behind %t: %v, %s here and %s there", behind, err, s.value(t, 0, "a"), s.value(t, 1, "a"))
+		}
+	}
+}
+
+// TestGivenUp: names that are refused, too little memory, and a group's key that is not alone are errors.
+func TestGivenUp(t *testing.T) {
+	s := newShelf(1)
+	p := s.plan(t)
+	if p.Key([]byte("bad")); p.Err == nil || p.Err.Error() != "ERR bad" {
+		t.Errorf("a bad name: %v", p.Err)
+	}
+	p.Begin(1e12, 0)
+	if p.Take(2 << 20); p.Err == nil {
+		t.Error("2 MiB were to be had of one")
+	}
+	p.Begin(1e12, 0)
+	p.Add(KeyName{Name: "a"})
+	p.Lone = true
+	if p.Key([]byte("b")); !errors.Is(p.Err, ErrAlone) {
+		t.Errorf("another key in a group: %v", p.Err)
+	}
+	if p.Cut(1); len(p.Keys) != 1 || len(p.Find) != 1 {
+		t.Errorf("%d keys, %d by name", len(p.Keys), len(p.Find))
+	}
+}
+
+// TestTogether: keys are loaded together, once, in as many operations as may be at a time, and what is there is seen.
+func TestTogether(t *testing.T) {
+	s := newShelf(1)
+	s.put(t, "k3", "x")
+	p := s.plan(t)
+	var names [][]byte
+	for i := range 20 {
+		names = append(names, []byte{'k', byte('0' + i)})
+	}
+	p.Load(names...)
+	p.Load(names[3], []byte("k3"))
+	if s.began != 20 || len(s.seen) != 1 || s.seen[0].Name != "k3" || len(p.Keys) != 20 {
+		t.Errorf("%d reads, %d keys, seen %v", s.began, len(p.Keys), s.seen)
+	}
+	if s.memory == 1<<20 {
+		t.Error("many keys took no memory")
+	}
+	for _, k := range p.Keys {
+		if k.Used {
+			t.Errorf("%s is a condition", k.Name)
+		}
+	}
+}
