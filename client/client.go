@@ -133,8 +133,9 @@ type Options struct {
 	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
 	// MirrorBytes bounds the images of groups that the Client keeps besides, of every group that it READs; 0: none. A
-	// GET of a key without a hint then takes one round trip where an image has the key. The Client may never have seen
-	// it. A key takes some 9 bytes in full groups. Images older than 1,000 reclaim epochs are not looked into.
+	// GET of a key without a hint then takes one round trip where an image has the key, and a PUT one less. The Client
+	// may never have seen the key. It takes some 9 bytes in full groups. Images older than 1,000 reclaim epochs are not
+	// looked into.
 	MirrorBytes int
 	// ViewBytes is how much Views that are not released may have together, bytes. Default 1 GiB.
 	ViewBytes int
