@@ -24,6 +24,10 @@ var mirrorWide = map[string]Config{
 		Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}}, Scripts: [][]Step{
 			{k(Put, 10), k(Del, 10), k(Put, 11)}, {k(Get, 10), k(Put, 11), k(Incr, 12), k(Put, 0)}},
 		Setup: []Step{k(Put, 10), k(Put, 0)}, Warm: true},
+	"mirror-scan": {Mirror: 1 << 16, Replicas: 2, Nodes: 3, PGs: 2, Janitors: 1, NodeCrashes: 1, Children: 2, Epochs: 6,
+		Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}}, Scripts: [][]Step{
+			{k(Scan, 0), k(Get, 10), k(Put, 11), k(Scan, 0), k(Put, 0)}, {k(Put, 10), k(Del, 11), k(Put, 0)}},
+		Setup: []Step{k(Put, 10), k(Put, 11), k(Put, 0)}},
 	"mirror-recall": {Mirror: 1 << 16, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 4, Epochs: 4,
 		Scripts: [][]Step{{k(Put, 0), k(Put, 1)}, {k(Get, 0), k(Get, 1), k(Get, 2)}}, Setup: []Step{k(Put, 0),
 			k(Put, 2)}, Warm: true},
