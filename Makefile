@@ -192,6 +192,10 @@ bench-records: ## GETs over shm among 100,000 to 15 million records (needs 8 GiB
 bench-clients: ## queue pairs and memory that 100 and 1,000 clients take of a memory node, over shm and tcp
 	$(BENCH) TestClients
 
+.PHONY: bench-mirror
+bench-mirror: ## how many GETs of a new client take one round trip, by images of the index of a million keys
+	CGO_ENABLED=0 $(GO) test -count 1 -v -run TestMirrorWarms ./client -mirror-keys 1000000
+
 .PHONY: bench-directory
 bench-directory: ## what 10,000 sessions ask of a directory node on 2 processors
 	$(BENCH) TestDirectoryScale

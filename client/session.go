@@ -141,6 +141,9 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		s.wg.Add(1)
 		go s.evictor.run()
 	}
+	if c.o.MirrorBytes > 0 {
+		s.wg.Go(s.readImages)
+	}
 	s.wg.Go(s.watch)
 	s.wg.Go(s.control)
 	select {

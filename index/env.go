@@ -45,8 +45,9 @@ type Hints interface {
 	// another key's, and no version. So it may begin what compares the whole key, and is never what a CAS expects. If
 	// there is none, the key may be there all the same.
 	Guess(o *Op) (Hint, bool)
-	// Image shows g, the group at off in the shard of the Op's route, as its reader showed it just now.
-	Image(o *Op, off uint64, g layout.Group)
+	// Image shows g, the group at off in the shard of the Op's route, as its reader showed it just now. It reports
+	// whether there is room for images.
+	Image(o *Op, off uint64, g layout.Group) (room bool)
 
 	// NoteDue asks, at most once for each look at a record, whether this access to the
 	// Op's key is worth noting: then the Op reads the slot's access word on the way, and

@@ -51,8 +51,7 @@ func (o *Op) gotCached() Action {
 	}
 	if w == o.x && w.Readable() {
 		// Another key with this hash, or bytes that a lookup will judge.
-		o.env.Forget(o)
-		return o.readGroup()
+		return o.lookUp()
 	}
 	// The word just read is the next hint; it proves nothing about absence.
 	if w.Readable() && w.FP() == layout.FP(o.Hash) && o.retries < 2 &&
@@ -60,8 +59,7 @@ func (o *Op) gotCached() Action {
 		o.retries++
 		return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
 	}
-	o.env.Forget(o)
-	return o.readGroup()
+	return o.lookUp()
 }
 
 // checkSlot reads the slot alone: while it holds the word of the version that is known, the record is that one.

@@ -93,6 +93,8 @@ type client struct {
 	steps    []string // step of every round
 	modified int
 	crowded  int                              // asks for more room
+	images   []uint64                         // what Image was shown
+	room     int                              // for so many of them
 	txns     map[string]*index.Txn            // by key
 	bases    map[index.StatusAt]layout.Status // by the status word with Seq 0: what it is to hold
 }
@@ -151,15 +153,18 @@ func (c *client) RoutePG(id uint32, _ bool) (index.Route, bool) {
 func (c *client) RouteMove(uint32) (index.Route, bool) {
 	return c.w.parent(), !c.w.noRoute && c.w.child != nil && !c.w.moved
 }
-func (c *client) ReadOnly() bool                        { return false }
-func (c *client) HashOf(key []byte) uint64              { return hashOf(string(key)) }
-func (c *client) Crowded(uint32)                        { c.crowded++ }
-func (c *client) Hint(o *index.Op) (index.Hint, bool)   { h, ok := c.hints[string(o.Key)]; return h, ok }
-func (c *client) Remember(o *index.Op, h index.Hint)    { c.hints[string(o.Key)] = h }
-func (c *client) Forget(o *index.Op)                    { delete(c.hints, string(o.Key)) }
-func (c *client) Guess(*index.Op) (index.Hint, bool)    { return index.Hint{}, false }
-func (c *client) Image(*index.Op, uint64, layout.Group) {}
-func (c *client) NoteDue(*index.Op) bool                { return true }
+func (c *client) ReadOnly() bool                      { return false }
+func (c *client) HashOf(key []byte) uint64            { return hashOf(string(key)) }
+func (c *client) Crowded(uint32)                      { c.crowded++ }
+func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
+func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
+func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
+func (c *client) Guess(*index.Op) (index.Hint, bool)  { return index.Hint{}, false }
+func (c *client) Image(_ *index.Op, off uint64, g layout.Group) bool {
+	c.images = append(c.images, off)
+	return len(c.images) <= c.room
+}
+func (c *client) NoteDue(*index.Op) bool { return true }
 
 // Note writes at once: nobody waits for it.
 func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry, until uint64,
@@ -379,6 +384,8 @@ func (c *client) start(words []string) error {
 			o.Scan.From = uint16(n)
 		case "bytes":
 			o.Scan.Bytes = int(n)
+		case "images":
+			o.Scan.Images = n == 1
 		default:
 			return fmt.Errorf("unknown option %q", x)
 		}

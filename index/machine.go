@@ -401,7 +401,7 @@ func (o *Op) dispatch() Action {
 		case o.Part != nil && !o.adopt():
 			return o.finish(ErrDraft)
 		case o.Cond == Always && !hinted:
-			return o.lockGroup()
+			return o.guessOrLock()
 		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion &&
 			h.Flags&HintExpires == 0):
 			o.take(h)
@@ -409,9 +409,9 @@ func (o *Op) dispatch() Action {
 		case hinted:
 			return o.getCached(h)
 		case o.Cond == IfAbsent:
-			return o.lockGroup()
+			return o.guessOrLock()
 		}
-		return o.readGroup()
+		return o.guess()
 	case Delete:
 		if hinted && h.Flags&HintExpires == 0 && (o.Cond == Always || h.Version == o.IfVersion) {
 			o.take(h)
@@ -420,7 +420,7 @@ func (o *Op) dispatch() Action {
 		if hinted {
 			return o.getCached(h)
 		}
-		return o.readGroup()
+		return o.guess()
 	}
 	panic(fmt.Sprintf("index: kind %v", o.Kind))
 }
@@ -430,6 +430,26 @@ func (o *Op) dispatch() Action {
 func (o *Op) guess() Action {
 	if h, ok := o.env.Guess(o); ok {
 		return o.getCached(h)
+	}
+	return o.readGroup()
+}
+
+// guessOrLock is guess for a Put that takes the group's lock if it knows of no record: where an image leads to one, a
+// GET proves which, and the lock is not needed. It is tried once: whoever has waited, or looked in vain, locks.
+func (o *Op) guessOrLock() Action {
+	if o.lock == 0 && o.Waits == 0 && o.retries == 0 {
+		if h, ok := o.env.Guess(o); ok {
+			return o.getCached(h)
+		}
+	}
+	return o.lockGroup()
+}
+
+// lookUp forgets the hint, which has not led to the key, and goes on without one.
+func (o *Op) lookUp() Action {
+	o.env.Forget(o)
+	if o.noting = false; o.Kind == Put && o.Cond == Always {
+		return o.lockGroup()
 	}
 	return o.readGroup()
 }

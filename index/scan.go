@@ -24,6 +24,7 @@ type Page struct {
 	Shard   uint32
 	Bytes   int  // stop after about so many bytes of records
 	Expired bool // include what has expired and is still there
+	Images  bool // show the Env the groups, and find no records: a READ of each segment at its reader
 
 	// Answer. Found aliases the Op's buffers.
 	Found []layout.Record
@@ -31,6 +32,7 @@ type Page struct {
 	Corrupt error
 	Next    uint16 // the slot to go on from, or 0 when the segment is done
 	End     bool   // that was the shard's last segment and it is done
+	Full    bool   // the Env had no room for an image
 
 	at   uint32 // the segment of the array at work
 	base int    // From of that segment's first slot
@@ -72,7 +74,7 @@ func (o *Op) readSegment() Action {
 	off := o.Route.ShardOff + uint64(o.Scan.at)*layout.SegmentSize
 	o.begin()
 	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: off, Buf: o.segment})
-	if o.Route.PG.Joining {
+	if o.Route.PG.Joining && !o.Scan.Images {
 		if o.joiners == nil {
 			o.joiners = o.env.Buf(o, layout.SegmentSize)
 		}
@@ -85,6 +87,13 @@ func (o *Op) gotSegment() Action {
 	o.Scan.Next, o.Scan.End = 0, false
 	o.Scan.Corrupt, o.corrupts, o.onPage = nil, 0, o.onPage[:0]
 	o.begin()
+	if o.Scan.Images || int(o.Scan.From) == o.Scan.base {
+		o.showImages()
+	}
+	if o.Scan.Images {
+		o.Scan.Found = nil
+		return o.scanned()
+	}
 	total := 0
 	base := o.Scan.base
 	for i := int(o.Scan.From) - base; i < segmentSlots; i++ {
@@ -146,6 +155,17 @@ func (o *Op) gotSegment() Action {
 	}
 	o.pageCorrupt, o.pageCorrupts = o.Scan.Corrupt, o.corrupts
 	return o.post(stepScanRecords)
+}
+
+// showImages shows the Env the segment's groups, but for damaged ones.
+func (o *Op) showImages() {
+	o.Scan.Full = false
+	for at := uint64(0); at < layout.SegmentSize; at += layout.GroupSize {
+		g := layout.Group(o.segment[at:][:layout.GroupSize])
+		if g.CheckHeader() == nil && !o.env.Image(o, uint64(o.Scan.at)*layout.SegmentSize+at, g) {
+			o.Scan.Full = true
+		}
+	}
 }
 
 func (o *Op) gotScanRecords() Action {

@@ -44,11 +44,11 @@ func TestCost(t *testing.T) {
 		}
 		r := e.run("", "-o", "json", "--provider", p, "cost")
 		got := decode[table](t, r.stdout)
-		if r.code != exitOK || !got.OK || len(got.Operations) != 11 {
+		if r.code != exitOK || !got.OK || len(got.Operations) != 12 {
 			t.Errorf("%s: exit %d, %+v %s", p, r.code, got, r.stderr)
 		}
 	}
-	if out := e.must("", "cost", "--trials", "4", "--batch", "8"); strings.Count(out, " ok\n") != 11 {
+	if out := e.must("", "cost", "--trials", "4", "--batch", "8"); strings.Count(out, " ok\n") != 12 {
 		t.Errorf("table:\n%s", out)
 	}
 	if out := e.must("", "scan"); out != "" {

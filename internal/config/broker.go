@@ -20,7 +20,7 @@ type Broker struct {
 	Timeout     time.Duration `mapstructure:"timeout" usage:"time of an operation for which the program names none"`
 	ViewMemory  Size          `mapstructure:"view-memory" usage:"bytes of values that programs may view in place, together. A program with a view can read all of the region that the value lies in; 0: there are no views"`
 	Views       int           `mapstructure:"views" usage:"how many views there may be at a time"`
-	Mirror      Size          `mapstructure:"mirror" usage:"memory, for each namespace, of images of the index: a key not used before is then read in one round trip. A key takes some 9 bytes; 0: none"`
+	Mirror      Size          `mapstructure:"mirror" usage:"memory, for each namespace, of images of the index: a key not used before is then read in one round trip. A key takes 9 to 13 bytes; 0: none"`
 
 	// How memory nodes are reached, as for every client.
 	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`

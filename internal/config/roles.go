@@ -164,7 +164,7 @@ type Gateway struct {
 	MaxConnections int           `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
 	MaxPerAddress  int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	BufferMemory   Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
-	Mirror         Size          `mapstructure:"mirror" usage:"memory, for each database, of images of the index: a key not used before is then read in one round trip. A key takes some 9 bytes; 0: none"`
+	Mirror         Size          `mapstructure:"mirror" usage:"memory, for each database, of images of the index: a key not used before is then read in one round trip. A key takes 9 to 13 bytes; 0: none"`
 	ScriptTimeout  time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
 	ScriptMemory   Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
 

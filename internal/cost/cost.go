@@ -137,9 +137,11 @@ var (
 	getCached    want = func(uint64) Cost { return Cost{RTT: 1, Verbs: 2} }
 	get          want = func(uint64) Cost { return Cost{RTT: 2, Verbs: 2} }
 	updateCached want = func(r uint64) Cost { return Cost{RTT: r, Verbs: 2 * r} }
-	update       want = func(r uint64) Cost { return Cost{RTT: 2 + r, Verbs: 4 + 2*r + min(r-1, 1)} }
-	insert       want = func(r uint64) Cost { return Cost{RTT: 1 + r, Verbs: 3 + 2*r + min(r-1, 1)} }
-	deleteCached want = func(r uint64) Cost { return Cost{RTT: r, Verbs: r} }
+	// a GET and an UPDATE by what that has proven
+	updateMirrored want = func(r uint64) Cost { return Cost{RTT: 1 + r, Verbs: 2 + 2*r} }
+	update         want = func(r uint64) Cost { return Cost{RTT: 2 + r, Verbs: 4 + 2*r + min(r-1, 1)} }
+	insert         want = func(r uint64) Cost { return Cost{RTT: 1 + r, Verbs: 3 + 2*r + min(r-1, 1)} }
+	deleteCached   want = func(r uint64) Cost { return Cost{RTT: r, Verbs: r} }
 )
 
 // txnCached is the cost of a transaction that puts n keys: each takes two records and a slot word, the status word
@@ -189,7 +191,7 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rows = append(append(singles, mirrored), multis...)
+	rows = append(append(singles, mirrored...), multis...)
 	for _, n := range []int{2, 4} {
 		r, err := m.multiCAS(a, n)
 		if err != nil {
@@ -314,19 +316,31 @@ func (m *measurement) allAtOnce(a Session, batches [][][]byte) ([]Row, error) {
 	}, nil
 }
 
-// mirrored runs GETs by a session that has READ the groups of the keys, and does not remember these.
-func (m *measurement) mirrored(batches [][][]byte) (Row, error) {
+// mirrored runs GETs, then UPDATEs, by a session that has READ the groups of the keys, and does not remember these.
+func (m *measurement) mirrored(batches [][][]byte) ([]Row, error) {
 	s, err := m.openBy(m.o.OpenMirrored)
 	if err != nil {
-		return Row{}, err
+		return nil, err
 	}
-	for _, ks := range batches {
-		if _, err := m.multiGet(s, ks); err != nil {
-			return Row{}, err
-		}
-	}
+	last := m.keys(fmt.Sprintf("warm%d", len(m.sessions)), warmKeys)
 	keys := batches[0][:min(len(batches[0]), m.o.Trials)]
-	return m.each("GET, mirrored", s, keys, getCached, func(k []byte) error { _, err := s.Get(m.ctx, k); return err })
+	row := func(name string, w want, op func([]byte) error) (Row, error) {
+		for _, ks := range append(slices.Clone(batches), last) { // the last of these are what it remembers
+			if _, err := m.multiGet(s, ks); err != nil {
+				return Row{}, err
+			}
+		}
+		return m.each(name, s, keys, w, op)
+	}
+	rGet, err := row("GET, mirrored", getCached, func(k []byte) error { _, err := s.Get(m.ctx, k); return err })
+	if err != nil {
+		return nil, err
+	}
+	rUpdate, err := row("UPDATE, mirrored", updateMirrored, func(k []byte) error {
+		_, err := s.Put(m.ctx, k, m.value, client.PutOptions{})
+		return err
+	})
+	return []Row{rGet, rUpdate}, err
 }
 
 // warmKeys are enough that every memory node holds one of them.

@@ -26,6 +26,8 @@ type fake struct {
 type fakeSession struct {
 	f     *fake
 	known map[string]bool
+	// image: it has images of the groups of known keys, and no hints
+	image bool
 	s     client.Stats
 }
 
@@ -36,6 +38,12 @@ func (f *fake) session(context.Context) (Session, error) {
 	s := &fakeSession{f: f, known: map[string]bool{}}
 	s.s.Rounds, s.s.Ops = map[string]uint64{}, map[string]uint64{}
 	return s, nil
+}
+
+func (f *fake) mirrored(ctx context.Context) (Session, error) {
+	s, err := f.session(ctx)
+	s.(*fakeSession).image = true
+	return s, err
 }
 
 func (s *fakeSession) take(kind string, rtt, verbs uint64) {
@@ -67,6 +75,8 @@ func (s *fakeSession) Put(_ context.Context, key, _ []byte, _ client.PutOptions)
 		return 0, s.f.failPut
 	}
 	switch {
+	case s.known[k] && s.image:
+		s.take("put", 2, 4)
 	case s.known[k]:
 		s.take("put", 1, 2)
 	case s.f.keys[k]:
@@ -117,7 +127,7 @@ func (s *fakeSession) Close() error { s.f.open--; return nil }
 
 func measure(t *testing.T, f *fake) []Row {
 	t.Helper()
-	rows, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.session, Prefix: "cost/"})
+	rows, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.mirrored, Prefix: "cost/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +139,7 @@ func measure(t *testing.T, f *fake) []Row {
 
 func TestTable(t *testing.T) {
 	rows := measure(t, newFake())
-	if len(rows) != 11 || !AllOK(rows) {
+	if len(rows) != 12 || !AllOK(rows) {
 		t.Errorf("rows %+v", rows)
 	}
 	for _, r := range rows {
@@ -143,7 +153,7 @@ func TestTable(t *testing.T) {
 // the replicas that there are.
 func TestReplicas(t *testing.T) {
 	f := newFake()
-	rows, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.session, Prefix: "cost/", Replicas: 2,
+	rows, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.mirrored, Prefix: "cost/", Replicas: 2,
 		Batch: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -153,6 +163,7 @@ func TestReplicas(t *testing.T) {
 		"GET, mirrored":          {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
 		"GET":                    {{RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}},
 		"UPDATE cached":          {{RTT: 1, Verbs: 2}, {RTT: 2, Verbs: 4}, {RTT: 3, Verbs: 6}},
+		"UPDATE, mirrored":       {{RTT: 2, Verbs: 4}, {RTT: 3, Verbs: 6}, {RTT: 4, Verbs: 8}},
 		"UPDATE, no hint":        {{RTT: 3, Verbs: 6}, {RTT: 4, Verbs: 9}, {RTT: 5, Verbs: 11}},
 		"INSERT":                 {{RTT: 2, Verbs: 5}, {RTT: 3, Verbs: 8}, {RTT: 4, Verbs: 10}},
 		"DELETE cached":          {{RTT: 1, Verbs: 1}, {RTT: 2, Verbs: 2}, {RTT: 3, Verbs: 3}},
@@ -213,7 +224,7 @@ func TestRareExtraVerb(t *testing.T) {
 func TestFailureCleansUp(t *testing.T) {
 	f := newFake()
 	f.failPut = client.ErrFull
-	_, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.session, Prefix: "cost/"})
+	_, err := Measure(t.Context(), Options{Open: f.session, OpenMirrored: f.mirrored, Prefix: "cost/"})
 	if !errors.Is(err, client.ErrFull) || !strings.Contains(err.Error(), "INSERT") {
 		t.Errorf("error %v", err)
 	}
@@ -226,11 +237,11 @@ func TestValidate(t *testing.T) {
 	f := newFake()
 	for name, o := range map[string]Options{
 		"open":   {Prefix: "p"},
-		"prefix": {Open: f.session, OpenMirrored: f.session},
-		"trials": {Open: f.session, OpenMirrored: f.session, Prefix: "p", Trials: -1},
-		"batch":  {Open: f.session, OpenMirrored: f.session, Prefix: "p", Batch: 65},
-		"value":  {Open: f.session, OpenMirrored: f.session, Prefix: "p", ValueBytes: -1},
-		"copies": {Open: f.session, OpenMirrored: f.session, Prefix: "p", Replicas: -1},
+		"prefix": {Open: f.session, OpenMirrored: f.mirrored},
+		"trials": {Open: f.session, OpenMirrored: f.mirrored, Prefix: "p", Trials: -1},
+		"batch":  {Open: f.session, OpenMirrored: f.mirrored, Prefix: "p", Batch: 65},
+		"value":  {Open: f.session, OpenMirrored: f.mirrored, Prefix: "p", ValueBytes: -1},
+		"copies": {Open: f.session, OpenMirrored: f.mirrored, Prefix: "p", Replicas: -1},
 	} {
 		if _, err := Measure(t.Context(), o); err == nil {
 			t.Errorf("%s: accepted", name)

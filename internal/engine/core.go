@@ -134,6 +134,7 @@ type Core struct {
 	unlinked   atomic.Uint64 // the greatest limbo tag given; lanes write it
 	quiet      atomic.Bool   // the session renews its lease rarely; see session.Agenda
 	pins       atomic.Bool   // see SetPins
+	asking     asking        // guards itself
 
 	// Under its mutex, by whatever goroutine; maps are made by NewCore.
 	mu struct {
@@ -234,6 +235,7 @@ func NewCore(o Options) (*Core, error) {
 	c.near.New = func() any { return c.lanes[(c.nextNear.Add(1)-1)%uint32(c.nears)] }
 	c.maps = newMappedTables(o.Devices[0])
 	c.in.Store(&installed{hints: newWordCache(o.CacheBytes, c.maps), mirror: newMirror(o.MirrorBytes)})
+	c.asking.tell = make(chan struct{}, 1)
 	lanes := o.Lanes
 	if o.BulkLane {
 		lanes++

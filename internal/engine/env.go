@@ -128,6 +128,7 @@ func (t *Task) Guess(o *index.Op) (h index.Hint, ok bool) {
 	if l.mirror == nil {
 		return h, false
 	}
+	l.core.asking.ask()
 	h.Shard = o.Route.Shard
 	h.Word, h.Slot, ok = l.mirror.find(o.Route.Shard, o.Route.Segments, o.Hash, uint32(l.core.epoch.Load()))
 	t.guessed = ok && h.Leads(&o.Route)
@@ -135,10 +136,10 @@ func (t *Task) Guess(o *index.Op) (h index.Hint, ok bool) {
 }
 
 // Image is index.Hints.
-func (t *Task) Image(o *index.Op, off uint64, g layout.Group) {
-	if m := t.lane.mirror; m != nil {
-		m.put(o.Route.Shard, o.Route.Segments, off, g, uint32(t.epoch)) // READ later: an older age is the safe side
-	}
+func (t *Task) Image(o *index.Op, off uint64, g layout.Group) (room bool) {
+	m := t.lane.mirror
+	// READ later: an older age is the safe side.
+	return m != nil && m.put(o.Route.Shard, o.Route.Segments, off, g, uint32(t.epoch))
 }
 
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.

@@ -50,12 +50,13 @@ func imageLen(n int) int64 { return int64(8*(1+n)+15) &^ 15 }
 // words is the image that begins at x.
 func words(x *uint64) []uint64 { return unsafe.Slice(x, 1+bits.OnesCount32(uint32(*x>>32))) }
 
-// put keeps g, the group at off in an array of so many segments, as READ by an operation that began at epoch.
-func (m *mirror) put(shard, segments uint32, off uint64, g layout.Group, epoch uint32) {
+// put keeps g, the group at off in an array of so many segments, as READ by an operation that began at epoch. It
+// reports whether there was room.
+func (m *mirror) put(shard, segments uint32, off uint64, g layout.Group, epoch uint32) bool {
 	at := m.of(shard, segments)
 	i := off / layout.GroupSize
 	if i >= uint64(len(at)) {
-		return
+		return at != nil
 	}
 	var b [1 + layout.GroupSlots]uint64
 	n, slots := 1, uint32(0)
@@ -71,16 +72,17 @@ func (m *mirror) put(shard, segments uint32, off uint64, g layout.Group, epoch u
 	old, more := at[i].Load(), imageLen(n-1)
 	switch {
 	case old == &forgotten:
-		return
+		return true
 	case old != nil:
 		more -= imageLen(len(words(old)) - 1)
 	}
 	if !m.take(more) {
-		return
+		return false
 	}
 	if !at[i].CompareAndSwap(old, &x[0]) {
 		m.used.Add(-more)
 	}
+	return true
 }
 
 // take counts n bytes more, or less, and reports whether there is room for them.
@@ -111,6 +113,28 @@ func (m *mirror) of(shard, segments uint32) mirrored {
 	all[shard] = make(mirrored, n)
 	m.shards.Store(&all)
 	return all[shard]
+}
+
+// asking is whether keys are looked for in images.
+type asking struct {
+	asked atomic.Bool   // since the last MirrorAsked
+	tell  chan struct{} // of one
+}
+
+func (a *asking) ask() {
+	if !a.asked.Load() && !a.asked.Swap(true) {
+		select {
+		case a.tell <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// MirrorAsked gives, once, when somebody looks for a key in the images of groups from now on. A single goroutine
+// may wait.
+func (c *Core) MirrorAsked() <-chan struct{} {
+	c.asking.asked.Store(false)
+	return c.asking.tell
 }
 
 // find looks for the one word, in the images of a hash's home group or else of its stash, that has its fingerprint. Of

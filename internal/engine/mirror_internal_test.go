@@ -103,3 +103,30 @@ func TestMirrorBound(t *testing.T) {
 		t.Error("found in an array that is gone")
 	}
 }
+
+// TestMirrorAsked: whoever waits for it is told once that somebody asks, and anew only when somebody has asked since.
+func TestMirrorAsked(t *testing.T) {
+	c := &Core{}
+	c.asking.tell = make(chan struct{}, 1)
+	told := func(ch <-chan struct{}) bool {
+		select {
+		case <-ch:
+			return true
+		default:
+			return false
+		}
+	}
+	for range 2 {
+		ch := c.MirrorAsked()
+		if told(ch) {
+			t.Fatal("told, and nobody has asked")
+		}
+		for range 3 {
+			c.asking.ask()
+		}
+		if !told(ch) || told(ch) {
+			t.Fatal("not told once")
+		}
+		c.asking.ask() // of before the next MirrorAsked: those who go on asking are heard then
+	}
+}

@@ -22,8 +22,12 @@ var mirrorWide = map[string]Config{
 			{k(Get, 0), k(Get, 1), k(Has, 0), k(Get, 2)}}, Setup: one, Warm: true},
 	"mirror-move": {Mirror: 1 << 16, Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Epochs: 6,
 		Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}}, Scripts: [][]Step{
-			{k(Put, 10), k(Del, 10), k(Put, 11)}, {k(Get, 10), k(Get, 11), k(Incr, 12), k(Get, 0)}},
+			{k(Put, 10), k(Del, 10), k(Put, 11)}, {k(Get, 10), k(Put, 11), k(Incr, 12), k(Put, 0)}},
 		Setup: []Step{k(Put, 10), k(Put, 0)}, Warm: true},
+	"mirror-scan": {Mirror: 1 << 16, Replicas: 2, Nodes: 3, PGs: 2, Janitors: 1, NodeCrashes: 1, Children: 2, Epochs: 6,
+		Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}}, Scripts: [][]Step{
+			{k(Scan, 0), k(Get, 10), k(Put, 11), k(Scan, 0), k(Put, 0)}, {k(Put, 10), k(Del, 11), k(Put, 0)}},
+		Setup: []Step{k(Put, 10), k(Put, 11), k(Put, 0)}},
 	"mirror-recall": {Mirror: 1 << 16, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 4, Epochs: 4,
 		Scripts: [][]Step{{k(Put, 0), k(Put, 1)}, {k(Get, 0), k(Get, 1), k(Get, 2)}}, Setup: []Step{k(Put, 0),
 			k(Put, 2)}, Warm: true},
@@ -35,6 +39,7 @@ var mirrorScopes = map[string]Config{
 		Warm: true},
 	"mirror-insert": {Mirror: 1 << 16, Scripts: [][]Step{{k(Put, 1), k(Put, 2)}, {k(Get, 2), k(Get, 1)}}, Setup: one,
 		Warm: true},
+	"mirror-put": {Mirror: 1 << 16, Scripts: [][]Step{{k(Del, 0), k(Put, 1)}, {k(Put, 0)}}, Setup: one, Warm: true},
 	"mirror-same-fp": {Mirror: 1 << 16, Scripts: [][]Step{{k(Put, 1), k(Get, 0)}, {k(Del, 0), k(Get, 1)}}, Setup: one,
 		Warm: true},
 	"mirror-r2-update": {Mirror: 1 << 16, Replicas: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0), k(Get, 0)}},
@@ -82,16 +87,16 @@ func TestMirror(t *testing.T) {
 // mirrorMutants are mistakes about images of groups.
 var mirrorMutants = []mutant{
 	{"mirror-answers-absent", "mirror: that no image has a key proves nothing", []edit{
-		{op, "	if h, ok := o.env.Guess(o); ok {\n", "h, ok := o.env.Guess(o)\nif h.Slot == 255 {\n" +
-			"return o.absent()\n}\nif ok {\n"},
+		{op, "	if h, ok := o.env.Guess(o); ok {\n		return o.getCached(h)\n	}\n	return o.readGroup()\n",
+			"h, ok := o.env.Guess(o)\nif h.Slot == 255 {\nreturn o.absent()\n}\nif ok {\nreturn o.getCached(h)\n}\n" +
+				"return o.readGroup()\n"},
 		{env, "	t.guessed = ok && h.Leads(&o.Route)\n",
 			"t.guessed = ok && h.Leads(&o.Route)\nif home, _ := layout.GroupOff(o.Hash, o.Route.Segments); !ok && " +
 				"len((*l.mirror.shards.Load())[o.Route.Shard]) > 0 && (*l.mirror.shards.Load())[o.Route.Shard]" +
 				"[home/layout.GroupSize].Load() != nil {\nh.Slot = 255\n}\n"}}},
 	{"mirror-expects", "mirror: no CAS expects a word of an image", []edit{{op,
-		"		case o.Cond == Always && !hinted:\n			return o.lockGroup()\n",
-		"case o.Cond == Always && !hinted:\nif g, ok := o.env.Guess(o); ok {\no.take(g)\nreturn o.update()\n}\n" +
-			"return o.lockGroup()\n"}}},
+		"		if h, ok := o.env.Guess(o); ok {\n			return o.getCached(h)\n",
+		"if h, ok := o.env.Guess(o); ok {\no.take(h)\nreturn o.update()\n"}}},
 	{"mirror-key-unchecked", "mirror: the record has the whole key", []edit{{"index/get.go",
 		"		if way.Seen(o.word(0), o.rec, o.Key, &r) {\n",
 		"if way.Seen(o.word(0), o.rec, o.Key, &r) || w == o.x && w.Readable() && r.Parse(o.rec) == nil {\n"}}},

@@ -81,6 +81,8 @@ var patches = []mutant{
 var byTest = []tested{
 	{"mirror-outlives-epochs", "internal/engine", "TestMirrorAge",
 		[]edit{{"internal/engine/mirror.go", "now-uint32(*x) >= layout.WordLifeEpochs", "now == uint32(*x)-1"}}},
+	{"mirror-asked-once", "internal/engine", "TestMirrorAsked",
+		[]edit{{"internal/engine/mirror.go", "c.asking.asked.Store(false)", ""}}},
 	{"lease-not-checked-after-completion", "internal/engine", "TestLeaseEndsUnderWay",
 		[]edit{{"internal/engine", "if t.pg != nil && t.leased && !l.valid() {", "if false {"}}},
 	{"apart-verdict-before-lease", "internal/engine", "TestNeverSomebodyElsesBytes",

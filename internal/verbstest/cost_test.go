@@ -18,6 +18,7 @@ func TestCost(t *testing.T) {
 		"GET, mirrored":           {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
 		"GET":                     {{RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}},
 		"UPDATE cached":           {{RTT: 1, Verbs: 2}, {RTT: 2, Verbs: 4}},
+		"UPDATE, mirrored":        {{RTT: 2, Verbs: 4}, {RTT: 3, Verbs: 6}},
 		"UPDATE, no hint":         {{RTT: 3, Verbs: 6}, {RTT: 4, Verbs: 9}},
 		"INSERT":                  {{RTT: 2, Verbs: 5}, {RTT: 3, Verbs: 8}},
 		"DELETE cached":           {{RTT: 1, Verbs: 1}, {RTT: 2, Verbs: 2}},
