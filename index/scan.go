@@ -55,7 +55,8 @@ func (o *Op) readSegment() Action {
 		}
 		if part := int(p.From) / segmentSlots; part > 0 {
 			if part > p.fan {
-				return o.scanned() // the move is over
+				p.Found, p.Next, p.End = p.Found[:0], 0, false // the move is over; the page may have been used before
+				return o.scanned()
 			}
 			if o.Route.Child.PG == nil {
 				return o.again(Refresh)
@@ -157,15 +158,22 @@ func (o *Op) gotSegment() Action {
 	return o.post(stepScanRecords)
 }
 
-// showImages shows the Env the segment's groups, but for damaged ones.
+// showImages shows the Env the segment's groups, but for damaged ones. A segment of which nothing is kept says that the
+// Env is full; one image that has grown does not.
 func (o *Op) showImages() {
-	o.Scan.Full = false
+	kept, refused := false, false
 	for at := uint64(0); at < layout.SegmentSize; at += layout.GroupSize {
 		g := layout.Group(o.segment[at:][:layout.GroupSize])
-		if g.CheckHeader() == nil && !o.env.Image(o, uint64(o.Scan.at)*layout.SegmentSize+at, g) {
-			o.Scan.Full = true
+		if g.CheckHeader() != nil {
+			continue
+		}
+		if o.env.Image(o, uint64(o.Scan.at)*layout.SegmentSize+at, g) {
+			kept = true
+		} else {
+			refused = true
 		}
 	}
+	o.Scan.Full = refused && !kept
 }
 
 func (o *Op) gotScanRecords() Action {

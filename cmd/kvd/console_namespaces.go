@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -98,8 +99,10 @@ func (u *usage) byName() map[string]use {
 func (w *watched) now(at time.Time) use {
 	s := w.stats()
 	l := sample{at: at, lookups: s.Ops["get"] + s.Ops["exists"], absent: s.Absent}
-	for _, n := range s.Ops {
-		l.ops += n
+	for kind, n := range s.Ops {
+		if kind != index.Scan.String() && kind != index.Raw.String() { // the page's counting, and mirrors, are these
+			l.ops += n
+		}
 	}
 	w.samples = append(w.samples, l)
 	old := slices.IndexFunc(w.samples, func(x sample) bool { return at.Sub(x.at) <= useWindow })

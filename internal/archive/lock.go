@@ -52,7 +52,8 @@ type lock struct {
 	d      Destination
 	holder string // unlike that of any other
 	every  time.Duration
-	n      uint64 // the file that it made last
+	n      uint64    // the file that it made last
+	at     time.Time // before that was made: others wait from when they see it
 }
 
 func beatName(n uint64) string { return fmt.Sprintf("%s%020d.json", lockDir, n) }
@@ -90,8 +91,12 @@ func (l *lock) next(ctx context.Context, n uint64, released bool) error {
 	if err != nil {
 		return err
 	}
+	var began time.Time
 	for {
-		n++
+		if n++; n >= 1<<61 {
+			return fmt.Errorf("%s: number %d is too great for a lock's file: take it away", l.d, n-1)
+		}
+		began = time.Now()
 		err := l.d.PutIfAbsent(ctx, beatName(n), text)
 		if err == nil {
 			break
@@ -117,7 +122,7 @@ func (l *lock) next(ctx context.Context, n uint64, released bool) error {
 			return errLockLost
 		}
 	}
-	l.n = n
+	l.n, l.at = n, began
 	for _, f := range all {
 		if k := beatNumber(f.Name); k > 0 && k < l.n {
 			_ = l.d.Delete(ctx, f.Name) // the next beat tries again
@@ -204,12 +209,11 @@ func (l *lock) hold(ctx context.Context, waiting func(holder string), fn func(co
 // beat makes files until ctx ends; an error says that the lock is lost. Those that nobody could have seen missing do
 // not matter.
 func (l *lock) beat(ctx context.Context) error {
-	last := time.Now()
+	last := l.at
 	for {
-		if sleep(ctx, l.every) != nil {
+		if sleep(ctx, max(0, min(l.every, time.Until(last.Add(l.every))))) != nil {
 			return nil
 		}
-		began := time.Now()
 		try, cancel := context.WithDeadline(ctx, last.Add(missedBeats*l.every))
 		err := l.next(try, l.n, false)
 		cancel()
@@ -219,7 +223,7 @@ func (l *lock) beat(ctx context.Context) error {
 		case errors.Is(err, errLockLost):
 			return err
 		case err == nil:
-			last = began
+			last = l.at
 		case time.Since(last) >= (missedBeats-1)*l.every:
 			return fmt.Errorf("%w, or may have: %w", errLockLost, err)
 		}

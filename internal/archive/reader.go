@@ -279,6 +279,9 @@ func Copy(ctx context.Context, s *Snapshot, to Destination, done func(n int64)) 
 			done(info.Bytes)
 		}
 	}
+	if err := wholeAt(ctx, to, s.dir, s.Segments); err != nil {
+		return err
+	}
 	if err := to.PutIfAbsent(ctx, s.dir+ManifestName, s.raw); err != nil && !exists(err) {
 		return fmt.Errorf("%s: %w", to, err)
 	}

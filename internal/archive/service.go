@@ -228,13 +228,16 @@ func (s *Service) round(ctx context.Context, all bool) (wait time.Duration, err 
 		s.mu.Unlock()
 		if now := s.o.Now(); all || !n.due.After(now) {
 			n.due = now.Add(s.o.Every)
+			was := n.Success
 			if e := s.once(ctx, name, &n); e != nil {
 				if ctx.Err() != nil {
 					return 0, errors.Join(err, e)
 				}
 				e = fmt.Errorf("namespace %q: %w", name, e)
 				s.failed(name, e)
-				n.due, err = now.Add(soon), errors.Join(err, e)
+				if err = errors.Join(err, e); !n.Success.After(was) { // else a prune alone has failed
+					n.due = now.Add(soon)
+				}
 			}
 			s.mu.Lock()
 			s.mu.spaces[name] = &n

@@ -21,6 +21,7 @@ type Writer struct {
 	name string // of the namespace
 	t0   time.Time
 	most int64 // bytes of a segment: MaxSegment, but for tests
+	sent bool  // a manifest, which may be there, or come to be
 
 	mu struct {
 		sync.Mutex
@@ -82,14 +83,43 @@ func (w *Writer) Commit(ctx context.Context, m Manifest) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := wholeAt(ctx, w.dest, w.dir, m.Segments); err != nil {
+		return nil, err
+	}
+	w.sent = true
 	if err := w.dest.PutIfAbsent(ctx, w.dir+ManifestName, b); err != nil {
 		return nil, fmt.Errorf("%s: %w", w.dir+ManifestName, err)
 	}
 	return &m, nil
 }
 
-// Abort takes away what was written. Leftovers are no snapshot.
-func (w *Writer) Abort(ctx context.Context) error { return removeSnapshot(ctx, w.dest, w.dir) }
+// wholeAt says which of a snapshot's segments is not there, before its manifest is written: a prune takes an incomplete
+// snapshot for left over if nothing of it has changed for long.
+func wholeAt(ctx context.Context, d Destination, dir string, all []SegmentInfo) error {
+	files, err := d.List(ctx, dir)
+	if err != nil {
+		return err
+	}
+	there := make(map[string]bool, len(files))
+	for _, f := range files {
+		there[f.Name] = true
+	}
+	for _, x := range all {
+		if !there[dir+x.Name] {
+			return fmt.Errorf("%s: %s was taken away meanwhile: run it again", d, dir+x.Name)
+		}
+	}
+	return nil
+}
+
+// Abort takes away what was written. Leftovers are no snapshot. It takes nothing away if a manifest was sent: a server
+// may write it later, and there is never one without its segments. Prune takes them away then.
+func (w *Writer) Abort(ctx context.Context) error {
+	if w.sent {
+		return nil
+	}
+	return removeSnapshot(ctx, w.dest, w.dir)
+}
 
 // removeSnapshot takes away all files of a snapshot. Its manifest goes first: there is never one without its segments.
 // The claim of its id goes last.

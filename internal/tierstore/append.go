@@ -128,6 +128,11 @@ func (s *Store) flush() error {
 	if len(s.mu.buf) == 0 {
 		return nil
 	}
+	if s.out == nil { // sealActive has closed it after a failure, and buf serves readers alone
+		s.mu.RLock()
+		defer s.mu.RUnlock()
+		return s.mu.failed
+	}
 	if _, err := s.out.WriteAt(s.mu.buf, s.mu.bufAt); err != nil {
 		return s.failWrite("write", s.mu.active.number, nothingAppended, err)
 	}
@@ -294,7 +299,10 @@ func (s *Store) sealActive() error {
 	if err := s.flush(); err != nil {
 		return err
 	}
-	err := writeTable(s.out, g, g.end, g.entries)
+	err := s.out.SyncData() // the objects first: a footer vouches for them
+	if err == nil {
+		err = writeTable(s.out, g, g.end, g.entries)
+	}
 	if err == nil {
 		err = s.out.Sync()
 	}

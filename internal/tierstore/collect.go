@@ -8,10 +8,14 @@ import (
 
 // Collector says which objects are alive, and lets what names them name their copies. Its methods may wait.
 type Collector interface {
+	// Closed is told, before it is asked for anything, that nothing is appended to the segment any more. It returns
+	// when each Append that began before has been named, or given up: until then Live would not know its object. An error
+	// keeps the segment.
+	Closed(ctx context.Context, number uint64) error
 	// Live reports whether something names the object at e.At. An error keeps the object.
 	Live(ctx context.Context, e Entry) (bool, error)
 	// Moved is told that the object is at to as well, on disk. It lets whatever names e.At name to instead. used is
-	// false if nothing names to; Live is asked again in any case.
+	// false if nothing names to; Live is asked again in any case. The caller need not Drop either of them.
 	Moved(ctx context.Context, e Entry, to Addr) (used bool, err error)
 }
 
@@ -25,8 +29,14 @@ func (s *Store) Collect(ctx context.Context, number uint64, c Collector) error {
 	if err != nil {
 		return err
 	}
+	if err := c.Closed(ctx, number); err != nil {
+		return errors.Join(ErrKept, err)
+	}
 	entries, err := s.entriesOf(g)
 	if err != nil {
+		return err
+	}
+	if err := s.reserve(ctx, entries, c); err != nil {
 		return err
 	}
 	var kept []error
@@ -47,6 +57,23 @@ func (s *Store) Collect(ctx context.Context, number uint64, c Collector) error {
 		return errors.Join(append([]error{ErrKept}, kept...)...)
 	}
 	return s.remove(g)
+}
+
+// reserve refuses a collection that the limit would stop half way. That would take room which the limit leaves for
+// collections, and free nothing.
+func (s *Store) reserve(ctx context.Context, entries []Entry, c Collector) error {
+	need := int64(2 * (headerSize + footerSize))
+	for i := range entries {
+		if live, err := c.Live(ctx, entries[i]); live || err != nil {
+			need += objectSize(int64(entries[i].Len)) + entrySize
+		}
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.mu.used+need > s.opt.Limit {
+		return errors.Join(ErrKept, ErrFull)
+	}
+	return nil
 }
 
 // closeSegment gives a segment to which nothing is appended any more, and behind whose number there is another.
@@ -158,6 +185,8 @@ func (s *Store) moveSome(ctx context.Context, entries []Entry, c Collector) (kep
 		}
 		if live, err := c.Live(ctx, e.Entry); err != nil || live {
 			keep(&e.Entry, errors.Join(ErrKept, err))
+		} else if used {
+			s.Drop(e.At, e.Len) // if the segment stays for others, this is garbage of it
 		}
 	}
 	return kept
@@ -185,13 +214,20 @@ func (s *Store) copy(ctx context.Context, e *Entry) (Addr, error) {
 
 // remove frees a segment. A reader that has its file open still finds the object that it looks for.
 func (s *Store) remove(g *segment) error {
-	if err := s.opt.FS.Remove(s.opt.FS.PathJoin(s.opt.Folder, fileName(g.number))); err != nil {
+	s.mu.Lock()
+	delete(s.mu.segs, g.number) // first: a reader that misses the file looks here
+	s.mu.Unlock()
+	err := s.opt.FS.Remove(s.opt.FS.PathJoin(s.opt.Folder, fileName(g.number)))
+	s.mu.Lock()
+	if err == nil {
+		s.mu.used -= g.size
+	} else {
+		s.mu.segs[g.number] = g
+	}
+	s.mu.Unlock()
+	if err != nil {
 		return &DiskError{Op: "remove", File: fileName(g.number), Effect: nothingFreed, Err: err}
 	}
-	s.mu.Lock()
-	delete(s.mu.segs, g.number)
-	s.mu.used -= g.size
-	s.mu.Unlock()
 	s.files.drop(g.number)
 	return nil
 }

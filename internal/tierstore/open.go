@@ -134,7 +134,11 @@ func (s *Store) sealAgain(f vfs.File, g *segment, entries []Entry) error {
 		return nil
 	}
 	table := (g.size + unit - 1) &^ (unit - 1)
-	err := writeTable(f, g, table, entries)
+	err := f.Sync() // the objects first: they may be of a process that ended, and a footer vouches for them
+	if err != nil {
+		return &DiskError{Op: "sync", File: fileName(g.number), Effect: notOpened, Err: err}
+	}
+	err = writeTable(f, g, table, entries)
 	if err == nil {
 		err = f.Sync()
 	}

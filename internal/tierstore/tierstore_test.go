@@ -145,10 +145,18 @@ func TestReadBack(t *testing.T) {
 
 // truth is a Collector with a map of what is alive.
 type truth struct {
-	mu    sync.Mutex
-	alive map[Ident]Addr
-	busy  map[Ident]bool // lookups fail
-	lost  map[Ident]bool // what names the object changes before it may name the copy
+	naming sync.RWMutex // held for reading from before an Append until alive has its object
+	mu     sync.Mutex
+	alive  map[Ident]Addr
+	busy   map[Ident]bool // lookups fail
+	lost   map[Ident]bool // what names the object changes before it may name the copy
+}
+
+// Closed waits for those that hold naming for reading.
+func (c *truth) Closed(context.Context, uint64) error {
+	c.naming.Lock()
+	defer c.naming.Unlock()
+	return nil
 }
 
 func (c *truth) Live(_ context.Context, e Entry) (bool, error) {
@@ -807,6 +815,73 @@ func (m *model) dropSome() {
 	}
 }
 
+// TestSealFailed has a sync come behind a segment whose seal failed: its file is closed, and its last objects are in
+// memory.
+func TestSealFailed(t *testing.T) {
+	s := mustOpen(t, options(vfs.NewMem()))
+	o := someObject(1, 100)
+	var err error
+	if o.at, err = s.Append(o.id, 0, o.body); err != nil {
+		t.Fatal(err)
+	}
+	bad := errors.New("the disk failed")
+	s.appendMu.Lock()
+	_ = s.failWrite("sync", s.mu.active.number, unknownSync, bad)
+	if err := s.sealActive(); !errors.Is(err, bad) {
+		t.Errorf("seal: %v", err)
+	}
+	s.appendMu.Unlock()
+	s.syncNow()
+	if err := s.Sync(t.Context()); !errors.Is(err, bad) {
+		t.Errorf("sync: %v", err)
+	}
+	if err := readObject(t, s, &o); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCollectInReserve fills the limit, and collects: what the limit leaves for that is not spent on a segment that
+// could not be emptied.
+func TestCollectInReserve(t *testing.T) {
+	opt := options(vfs.NewMem())
+	opt.SegmentSize, opt.Limit = 64<<10, 4*64<<10
+	s := mustOpen(t, opt)
+	c := &truth{alive: map[Ident]Addr{}, busy: map[Ident]bool{}}
+	var all []object
+	for i := uint64(1); ; i++ {
+		o := someObject(i, 3000)
+		at, err := s.Append(o.id, 0, o.body)
+		if errors.Is(err, ErrFull) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		o.at = at
+		c.alive[o.id], all = at, append(all, o)
+	}
+	first := all[0].at.segment()
+	c.busy[all[0].id] = true // an intent keeps it
+	moved := func() uint64 { return s.Stats().Moved }
+	if err := s.Collect(t.Context(), first, c); !errors.Is(err, ErrKept) || moved() == 0 {
+		t.Fatalf("%v, %d bytes moved", err, moved())
+	}
+	was := moved()
+	if err := s.Collect(t.Context(), first+1, c); !errors.Is(err, ErrFull) || !errors.Is(err, ErrKept) ||
+		moved() != was {
+		t.Fatalf("%v, %d bytes moved more", err, moved()-was)
+	}
+	c.busy = nil
+	if err := s.Collect(t.Context(), first, c); err != nil {
+		t.Fatal(err)
+	}
+	for i := range all {
+		all[i].at = c.alive[all[i].id]
+		if err := readObject(t, s, &all[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestTogether appends, reads, syncs and collects at once.
 func TestTogether(t *testing.T) {
 	s := mustOpen(t, options(vfs.NewMem()))
@@ -816,14 +891,18 @@ func TestTogether(t *testing.T) {
 		wg.Go(func() {
 			for i := range uint64(200) {
 				o := someObject(w<<32|i+1, int(i)*97%5000+1)
+				c.naming.RLock()
 				at, err := s.Append(o.id, 0, o.body)
+				if err == nil {
+					c.mu.Lock()
+					c.alive[o.id] = at
+					c.mu.Unlock()
+				}
+				c.naming.RUnlock()
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				c.mu.Lock()
-				c.alive[o.id] = at
-				c.mu.Unlock()
 				for o.at = at; readObject(t, s, &o) != nil; { // it has moved
 					c.mu.Lock()
 					now := c.alive[o.id]
@@ -845,7 +924,7 @@ func TestTogether(t *testing.T) {
 	wg.Go(func() {
 		for n := uint64(1); n < 20; n++ {
 			if err := s.Collect(t.Context(), n, c); err != nil && !errors.Is(err, ErrGone) {
-				if !errors.Is(err, ErrKept) { // an address that is not in the map yet is no error: it is garbage
+				if !errors.Is(err, ErrKept) {
 					t.Error(err)
 				}
 			}

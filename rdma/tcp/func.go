@@ -152,6 +152,12 @@ func (a *agent) readFunc(m *mr, r request, behind int) (driver.Status, error) {
 		return driver.Success, nil
 	}
 	for got := 0; got < r.length; {
+		if m.dead.Load() { // waiting let go of exec, and Deregister waits for the calls that have begun
+			if got == 0 {
+				return driver.RemAccessErr, nil
+			}
+			return 0, errRevoked
+		}
 		for from < end && a.ahead.bytes < funcWindow {
 			n := min(int(end-from), funcPiece, funcWindow-a.ahead.bytes)
 			a.beginCall(m.fn, from, n)
@@ -160,8 +166,20 @@ func (a *agent) readFunc(m *mr, r request, behind int) (driver.Status, error) {
 		if from == end {
 			a.beginAhead(behind)
 		}
+		if got == 0 && from == end { // all of it is begun: the peer is told of a failure, and that somebody is there
+			status, err := a.awaitAll(r.length)
+			if status != driver.Success || err != nil {
+				return status, err
+			}
+			if m.dead.Load() {
+				return driver.RemAccessErr, nil
+			}
+		}
 		c := a.ahead.calls[0]
 		if err := a.awaitCall(c, got == 0); err != nil {
+			if got > 0 {
+				a.werr = err // within an answer: part, too, sends nothing more
+			}
 			return 0, err
 		}
 		a.ahead.calls[0] = nil
@@ -182,6 +200,21 @@ func (a *agent) readFunc(m *mr, r request, behind int) (driver.Status, error) {
 		}
 		a.out = append(a.out, c.b...)
 		got += len(c.b)
+	}
+	return driver.Success, nil
+}
+
+// awaitAll waits for the calls of the first n bytes, of which none is out.
+func (a *agent) awaitAll(n int) (driver.Status, error) {
+	for i := 0; n > 0; i++ {
+		c := a.ahead.calls[i]
+		if err := a.awaitCall(c, true); err != nil {
+			return 0, err
+		}
+		if c.status != driver.Success {
+			return c.status, nil
+		}
+		n -= len(c.b)
 	}
 	return driver.Success, nil
 }

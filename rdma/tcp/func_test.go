@@ -178,6 +178,41 @@ func functionStalls(t *testing.T) {
 	}
 }
 
+// TestFunctionFencedWithin fences a connection within an answer, of which the last 8 bytes are late: a fence's farewell
+// must not be taken for them.
+func TestFunctionFencedWithin(t *testing.T) { bothWays(t, functionFencedWithin) }
+
+func functionFencedWithin(t *testing.T) {
+	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
+	const size = funcWindow + 8 // more than is waited for before an answer begins
+	late := make(chan struct{}, 1)
+	mr, revoke := funcRegion(e, size, 8, func(ctx context.Context, off uint64, b []byte) driver.Status {
+		if off < funcWindow {
+			return readPattern(ctx, off, b)
+		}
+		late <- struct{}{}
+		<-ctx.Done()
+		return driver.RemOpErr
+	})
+	l := e.Unconnected(1 << 20)
+	var err error
+	l.QP, err = e.H.Active.Dial(e.Ctx(), l.PD, l.CQ, e.Listener().Addr(), nil)
+	e.Must(err)
+	e.Undo("abort qp", func() error {
+		_ = l.QP.Abort() // its peer has taken no leave
+		return nil
+	})
+	id, err := l.Post(l.Read(mr, 0, l.Buf(size)))
+	e.Must(err)
+	receive(t, late, "the last call")
+	e.Must(e.Peers()[0].Fence(e.Ctx()))
+	if wcs, err := l.Wait(id); err != nil || len(wcs) != 1 || wcs[0].Status == driver.Success {
+		t.Errorf("%v, %v", wcs, err)
+	}
+	e.WaitClosed(e.Peers()[0])
+	e.Must(revoke())
+}
+
 // TestFunctionLeft ends a connection, by its peer or by a fence, while a function stalls. Neither waits for it. The
 // calls that wait for a worker end, and Deregister waits for the one that has one.
 func TestFunctionLeft(t *testing.T) { bothWays(t, functionLeft) }

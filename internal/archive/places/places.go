@@ -20,7 +20,7 @@ import (
 func Open(u string, create bool) (archive.Destination, func() error, error) {
 	x, err := url.Parse(u)
 	if e := (*url.Error)(nil); errors.As(err, &e) {
-		return nil, nil, fmt.Errorf("no URL: %w", e.Err)
+		return nil, nil, errors.New("no URL: want file:///FOLDER or s3://BUCKET/PREFIX")
 	}
 	switch x.Scheme {
 	case "file":

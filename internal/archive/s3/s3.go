@@ -374,6 +374,9 @@ func (o *object) open() error {
 	if err != nil {
 		return known(err)
 	}
+	if info.Size < 0 {
+		return errors.Join(fmt.Errorf("%s/%s: the server does not say how long it is", o.b, o.key), body.Close())
+	}
 	if o.etag == "" {
 		o.etag, o.size = info.ETag, info.Size
 	} else if info.Size != o.size-o.off {
