@@ -9,8 +9,8 @@ import (
 // Collector says which objects are alive, and lets what names them name their copies. Its methods may wait.
 type Collector interface {
 	// Closed is told, before it is asked for anything, that nothing is appended to the segment any more. It returns
-	// when each Append that began before has been named, or given up: until then Live would not know its object. An error
-	// keeps the segment.
+	// when each Append that began before has been named, or given up: until then Live would not know its object. An
+	// error keeps the segment.
 	Closed(ctx context.Context, number uint64) error
 	// Live reports whether something names the object at e.At. An error keeps the object.
 	Live(ctx context.Context, e Entry) (bool, error)
