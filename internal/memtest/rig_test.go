@@ -50,7 +50,7 @@ var scale = sync.OnceValue(func() form {
 		return form{memory: 512 * mib, times: 10, keys: 1e6, keySize: 16, limit: 4 * time.Minute, rounds: 3,
 			wideNode: 64 * mib}
 	case "half":
-		return form{memory: 256 * mib, times: 4, keys: 5e5, keySize: 16, limit: 4 * time.Minute, rounds: 2,
+		return form{memory: 256 * mib, times: 2.5, keys: 25e4, keySize: 16, limit: 4 * time.Minute, rounds: 2,
 			wideNode: 64 * mib}
 	}
 	return form{memory: 128 * mib, times: 2.5, keys: 1e5, keySize: 100, limit: 2 * time.Minute, rounds: 1,

@@ -415,7 +415,7 @@ func command(root, pkg, bin, mutant, test string, args ...string) *exec.Cmd {
 	c := exec.Command(bin, append([]string{"-test.run", "^(" + test + ")$"}, args...)...)
 	c.Dir, c.Env = filepath.Join(root, pkg), append(os.Environ(), mutantEnv+"="+mutant)
 	if mutant != "" {
-		c.Env = append(c.Env, testutil.LimitEnv+"=30s")
+		c.Env = append(c.Env, testutil.LimitEnv+"=12s")
 	}
 	return c
 }

@@ -46,7 +46,7 @@ func TestDoctorAgainst(t *testing.T) {
 			t.Errorf("%s: %q", check, levels[check])
 		}
 	}
-	mend := lose(t, 2, "2%")
+	mend := lose(t, 2, "0.5%")
 	levels = against(0)
 	if levels["counters here"] != "warn" && levels["counters there"] != "warn" {
 		t.Errorf("the network loses packets: %v", levels)
