@@ -316,6 +316,26 @@ func (m *measurement) allAtOnce(a Session, batches [][][]byte) ([]Row, error) {
 	}, nil
 }
 
+// rest is how long a mirror's reader has done nothing when its pass is taken to be over. The next one is far off.
+const rest = 250 * time.Millisecond
+
+// readerRests waits for the end of a pass of the mirror's reader, whose READs would count.
+func (m *measurement) readerRests(s Session) error {
+	tick := time.NewTicker(rest / 10)
+	defer tick.Stop()
+	for scans, since := s.Stats().Ops["scan"], time.Now(); time.Since(since) < rest; {
+		select {
+		case <-tick.C:
+		case <-m.ctx.Done():
+			return m.ctx.Err()
+		}
+		if n := s.Stats().Ops["scan"]; n != scans {
+			scans, since = n, time.Now()
+		}
+	}
+	return nil
+}
+
 // mirrored runs GETs, then UPDATEs, by a session that has READ the groups of the keys, and does not remember these.
 func (m *measurement) mirrored(batches [][][]byte) ([]Row, error) {
 	s, err := m.openBy(m.o.OpenMirrored)
@@ -329,6 +349,9 @@ func (m *measurement) mirrored(batches [][][]byte) ([]Row, error) {
 			if _, err := m.multiGet(s, ks); err != nil {
 				return Row{}, err
 			}
+		}
+		if err := m.readerRests(s); err != nil {
+			return Row{}, err
 		}
 		return m.each(name, s, keys, w, op)
 	}
