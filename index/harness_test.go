@@ -384,6 +384,8 @@ func (c *client) start(words []string) error {
 			o.Scan.From = uint16(n)
 		case "bytes":
 			o.Scan.Bytes = int(n)
+		case "next":
+			o.Scan.Next = uint16(n)
 		case "images":
 			o.Scan.Images = n == 1
 		default:

@@ -1,6 +1,7 @@
 package index_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -34,5 +35,17 @@ func TestImages(t *testing.T) {
 				t.Errorf("r=%d: %d images of a scan that found %d", r, len(c.images), len(c.op.Scan.Found))
 			}
 		}
+	}
+}
+
+// TestPageUsedAgain: a page that goes on with the share of a move that is over ends, whatever the last read left in it.
+func TestPageUsedAgain(t *testing.T) {
+	w := newWorld(1, 64)
+	must(t, w.client(1).do(t, "put", "k", "v"))
+	c := w.client(2)
+	at := fmt.Sprint((layout.SegmentGroups + 1) * layout.GroupSlots)
+	must(t, c.do(t, "scan", "k", "from="+at, "next="+at))
+	if p := c.op.Scan; p.Next != 0 || len(p.Found) != 0 || c.verbs != 0 {
+		t.Errorf("goes on at %d, with %d records by %d verbs", p.Next, len(p.Found), c.verbs)
 	}
 }

@@ -313,12 +313,7 @@ func TestDiskErrors(t *testing.T) {
 		{errorfs.OpFileReadAt, syscall.EIO}, {errorfs.OpRemove, syscall.EIO}, {errorfs.OpFileSync, syscall.EIO}} {
 		t.Run(fmt.Sprint(c.kind, c.err), func(t *testing.T) {
 			var on atomic.Bool
-			opt := options(errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-				if on.Load() && op.Kind == c.kind {
-					return c.err
-				}
-				return nil
-			})))
+			opt := options(failing(&on, c.kind, c.err))
 			s := mustOpen(t, opt)
 			old := mustAppend(t, s, someObject(1, 60<<10))
 			first := mustAppend(t, s, someObject(2, 5000)) // a second segment
@@ -379,15 +374,20 @@ func TestDiskErrors(t *testing.T) {
 	})
 }
 
+// failing is memory whose calls of a kind fail while on.
+func failing(on *atomic.Bool, kind errorfs.OpKind, err error) vfs.FS {
+	return errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if on.Load() && op.Kind == kind {
+			return err
+		}
+		return nil
+	}))
+}
+
 // TestCannotMakeSegment lets the file of a segment fail. Nothing is appended then, and the number before it stays.
 func TestCannotMakeSegment(t *testing.T) {
 	var on atomic.Bool
-	opt := options(errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if on.Load() && op.Kind == errorfs.OpOpenDir {
-			return syscall.ENOSPC
-		}
-		return nil
-	})))
+	opt := options(failing(&on, errorfs.OpOpenDir, syscall.ENOSPC))
 	s := mustOpen(t, opt)
 	o := mustAppend(t, s, someObject(1, 60<<10))
 	for _, fails := range []bool{true, true, false} {
