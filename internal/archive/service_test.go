@@ -262,3 +262,56 @@ func TestServiceIsKilled(t *testing.T) {
 		}
 	}
 }
+
+// undying is a memory whose old snapshots cannot be deleted while fails is set.
+type undying struct {
+	*memory
+	fails atomic.Bool
+}
+
+func (u *undying) Delete(ctx context.Context, name string) error {
+	if u.fails.Load() && strings.HasSuffix(name, ManifestName) {
+		return errKilled
+	}
+	return u.memory.Delete(ctx, name)
+}
+
+// TestPruneFails: a snapshot whose prune fails is there and counts as made, the failure is told, and the next time is
+// that of a success. The next prune takes the old one away.
+func TestPruneFails(t *testing.T) {
+	src, _ := sessions(t)
+	do(t, src, client.Op{Kind: client.OpPut, Key: []byte("k"), Value: []byte("v")})
+	d, at := &undying{memory: newMemory()}, began
+	s := NewService(ServiceOptions{Dest: d, Source: &oneSource{s: src}, Every: time.Hour,
+		Now: func() time.Time { return at }, Logger: quiet(), Keep: Keep{Last: 1}})
+	left := func() int {
+		t.Helper()
+		all, err := List(t.Context(), d, "src")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	if wait, err := s.round(t.Context(), false); err != nil || wait > time.Hour {
+		t.Fatalf("the first: next in %v, %v", wait, err)
+	}
+	at = at.Add(time.Hour)
+	d.fails.Store(true)
+	if _, err := s.round(t.Context(), false); !errors.Is(err, errKilled) || !strings.Contains(err.Error(), "prune") {
+		t.Errorf("a prune that fails: %v", err)
+	}
+	s.hold(true)
+	n := s.Stats().Namespaces["src"]
+	if n.Failures != 1 || !n.Success.Equal(at) || !n.Since.Equal(at) || left() != 2 {
+		t.Errorf("%+v, %d snapshots, want a success at %v and 2", n, left(), at)
+	}
+	at = at.Add(retryAfter)
+	if _, err := s.round(t.Context(), false); err != nil || left() != 2 {
+		t.Errorf("before it is due: %d snapshots, %v", left(), err)
+	}
+	d.fails.Store(false)
+	at = at.Add(time.Hour)
+	if _, err := s.round(t.Context(), false); err != nil || left() != 1 {
+		t.Errorf("the next prune left %d: %v", left(), err)
+	}
+}

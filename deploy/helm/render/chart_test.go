@@ -267,7 +267,7 @@ func checkSelectors(t *testing.T, all []meta.Object) {
 			checkCountable(t, o, all)
 		case *networking.NetworkPolicy:
 			if strings.HasSuffix(o.Name, "-broker") || strings.HasSuffix(o.Name, "-janitor") ||
-				strings.HasSuffix(o.Name, "-gateway") {
+				strings.HasSuffix(o.Name, "-gateway") || strings.HasSuffix(o.Name, "-archive") {
 				continue // there may be none
 			}
 			for _, p := range chosen(id, &o.Spec.PodSelector) {
@@ -362,11 +362,12 @@ func portOf(p *core.PodTemplateSpec, want intstr.IntOrString) int32 {
 
 // checkSecrets sees that every Secret of a volume is somebody's: a certificate's, or named in the values.
 func checkSecrets(t *testing.T, all []meta.Object) {
-	there := map[string]bool{"kvd-d": true, "kvd-m": true, "kvd-g": true, "kvd-op": true, "users": true, "word": true}
+	there := map[string]bool{"kvd-d": true, "kvd-m": true, "kvd-g": true, "kvd-op": true, "users": true, "word": true,
+		"bucket-ca": true}
 	for _, o := range all {
 		if c, ok := o.(*certmanager.Certificate); ok {
 			there[c.Spec.SecretName] = true
-			if !c.Spec.IsCA && (len(c.Spec.URIs) != 1 || !regexp.MustCompile(`^spiffe://[^/]+/kvd/(directory|memnode|gateway|janitor|operator|client)/[a-z]+`).MatchString(c.Spec.URIs[0])) {
+			if !c.Spec.IsCA && (len(c.Spec.URIs) != 1 || !regexp.MustCompile(`^spiffe://[^/]+/kvd/(directory|memnode|gateway|janitor|archive|operator|client)/[a-z]+`).MatchString(c.Spec.URIs[0])) {
 				t.Errorf("certificate %s: URIs %q", c.Name, c.Spec.URIs)
 			}
 		}
@@ -439,7 +440,7 @@ func checkContainer(t *testing.T, name string, p *core.PodTemplateSpec, c core.C
 	cmd.Env = env
 	output(t, cmd)
 	for _, e := range env {
-		if key, _, _ := strings.Cut(e, "="); !known[key] {
+		if key, _, _ := strings.Cut(e, "="); !known[key] && strings.HasPrefix(key, "KVD_") { // others are a library's
 			t.Errorf("%s/%s: %s is no setting", name, c.Name, key)
 		}
 	}
@@ -510,6 +511,10 @@ func TestRefused(t *testing.T) {
 		"namespaces: [{mode: cache}]":                                     "name",
 		"broker: {enabled: true, users: [trainer]}":                       "users",
 		"broker: {enabled: true, hostPath: run}":                          "hostPath",
+		"archive: {enabled: true}":                                        "archive.to",
+		"archive: {enabled: true, to: 'file:///archive'}":                 "archive.claim",
+		"archive: {enabled: true, to: 'file:///var', claim: a}":           "file:///var",
+		"archive: {enabled: true, to: 'ftp://a/b'}":                       "archive",
 		"gatway: {enabled: false}":                                        "gatway",
 	} {
 		v, err := chartutil.ReadValues([]byte(values))

@@ -30,6 +30,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 	"github.com/minio/minio-go/v7/pkg/s3utils"
+	_ "golang.org/x/crypto/x509roots/fallback" // public authorities, for machines and images that have none
 
 	"github.com/kvd-project/kvd/internal/archive"
 )
@@ -105,9 +106,9 @@ func open(u *url.URL, getenv func(string) string, patience time.Duration) (archi
 	}
 	t := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer(patience),
 		TLSHandshakeTimeout: patience, IdleConnTimeout: patience / 2, MaxIdleConnsPerHost: 8, DisableCompression: true}
-	c, err := minio.NewCore(end.Host, &minio.Options{Secure: end.Scheme == "https", Region: region, Transport: t,
-		MaxRetries: tries, Creds: credentials.NewStaticV4(getenv("AWS_ACCESS_KEY_ID"), getenv("AWS_SECRET_ACCESS_KEY"),
-			getenv("AWS_SESSION_TOKEN"))})
+	c, err := minio.NewCore(end.Host, &minio.Options{Secure: end.Scheme == "https", Region: region,
+		Transport: transport{t}, MaxRetries: tries, Creds: credentials.NewStaticV4(getenv("AWS_ACCESS_KEY_ID"),
+			getenv("AWS_SECRET_ACCESS_KEY"), getenv("AWS_SESSION_TOKEN"))})
 	if err != nil {
 		return nil, nil, err
 	}

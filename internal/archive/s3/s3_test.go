@@ -3,6 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -110,11 +112,16 @@ const shop = "shop/20261122T003000Z-full/"
 var began = time.Date(2026, 11, 22, 0, 30, 0, 0, time.UTC)
 
 // write makes a snapshot of three segments: the last has the value long.
-func write(ctx context.Context, d archive.Destination, long []byte) (err error) {
+func write(ctx context.Context, d archive.Destination, long []byte) error {
 	w, err := archive.NewWriter(ctx, d, "shop", began)
 	if err != nil {
 		return err
 	}
+	return fill(ctx, w, long)
+}
+
+// fill writes the segments and the manifest.
+func fill(ctx context.Context, w *archive.Writer, long []byte) (err error) {
 	for i, v := range [][]byte{[]byte("v"), nil, long} {
 		g := w.Segment()
 		defer g.Abort()
@@ -377,6 +384,64 @@ func TestKilledAtEveryCall(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// TestLateManifest: a server that writes a manifest after its writer gave up makes a snapshot that is whole, since the
+// writer took none of its segments away.
+func TestLateManifest(t *testing.T) {
+	s := serve(t)
+	d := s.open(t, time.Minute)
+	var late *http.Request
+	s.fault(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, archive.ManifestName) {
+			return false
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		late = r.Clone(context.Background())
+		late.Body = io.NopCloser(bytes.NewReader(body))
+		panic(http.ErrAbortHandler)
+	})
+	w, err := archive.NewWriter(t.Context(), d, "shop", began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fill(t.Context(), w, []byte("v")); err == nil {
+		t.Fatal("it went well without an answer")
+	}
+	if err := w.Abort(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.before.Store(nil)
+	if n := verify(t, d); n != 0 {
+		t.Errorf("%d snapshots before the manifest came", n)
+	}
+	answer := httptest.NewRecorder()
+	if s.do(answer, late); answer.Code != http.StatusOK {
+		t.Fatalf("the late request: %d %s", answer.Code, answer.Body)
+	}
+	if n := verify(t, d); n != 1 {
+		t.Errorf("%d snapshots after the manifest came, want one that is whole", n)
+	}
+}
+
+// TestPublicAuthorities: a machine that has no authorities knows the public ones.
+func TestPublicAuthorities(t *testing.T) {
+	if os.Getenv("KVD_NO_AUTHORITIES") != "" {
+		pool, err := x509.SystemCertPool()
+		if err != nil || pool.Equal(x509.NewCertPool()) {
+			t.Errorf("no authorities: %v", err)
+		}
+		return
+	}
+	c := exec.Command(os.Args[0], "-test.run", "^TestPublicAuthorities$", "-test.v")
+	c.Env = append(os.Environ(), "KVD_NO_AUTHORITIES=1", "SSL_CERT_FILE="+t.TempDir()+"/none",
+		"SSL_CERT_DIR="+t.TempDir())
+	if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestPublicAuthorities")) {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
