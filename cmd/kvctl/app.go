@@ -83,21 +83,19 @@ type app struct {
 	backend func(*app) (backend, error)
 	// self is the command line that starts this program again.
 	self func() ([]string, error)
-	// started is set once the command line has been understood: what fails before that is
-	// wrong usage.
-	started bool
+	// clusters has the names that contexts give to clusters, and cluster reaches the one of a name as a does this one.
+	clusters func() ([]string, error)
+	cluster  func(a *app, name string) (*app, error)
+	// ready completes the global flags of a command that only suggests words, and checks them.
+	ready func(*cobra.Command) error
 	// verb is the command that runs, without kvctl.
 	verb string
 	now  func() time.Time
-	// ctx is what run was given: unlike a command's, it does not end when the user interrupts that.
-	ctx context.Context
-	// signals, if not nil, makes the context of a command from that of run: it ends with a signal, too;
-	// that of a brief command does not begin with it.
-	signals func(ctx context.Context, brief bool) context.Context
-	// shell is the one that this command was typed into, if any.
-	shell *shell
+	// parent is the shell that this command was typed into, if any.
+	parent *app
 }
 
+// newApp has the flags as they are without a word from the user.
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
 	return &app{stdin: stdin, stdout: stdout, stderr: stderr, backend: openStore, now: time.Now,
 		directory: []string{"127.0.0.1:7400"}, namespace: "default", timeout: 5 * time.Second, output: "table",
@@ -107,8 +105,42 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
 		}}
 }
 
+// program is one invocation as a whole: flags, contexts and the tree of commands.
+type program struct {
+	*app
+	// started is set once the command line has been understood: what fails before that is
+	// wrong usage.
+	started bool
+	// ctx is what run was given: unlike a command's, it does not end when the user interrupts that.
+	ctx context.Context
+	// signals, if not nil, makes the context of a command from that of run: it ends with a signal, too;
+	// that of a brief command does not begin with it.
+	signals func(ctx context.Context, brief bool) context.Context
+	// shell is the one that this command was typed into, if any.
+	shell *shell
+}
+
+func newProgram(stdin io.Reader, stdout, stderr io.Writer) *program {
+	return programOf(newApp(stdin, stdout, stderr))
+}
+
+// programOf gives a what it asks of the whole program.
+func programOf(a *app) *program {
+	p := &program{app: a}
+	a.clusters = func() ([]string, error) {
+		c, _, err := loadContexts(p.flags())
+		if err != nil {
+			return nil, err
+		}
+		return c.names(), nil
+	}
+	a.cluster = cluster
+	a.ready = func(cmd *cobra.Command) error { return p.start(cmd, nil) }
+	return p
+}
+
 // run executes one command line and returns the exit status.
-func (a *app) run(ctx context.Context, args []string) int {
+func (a *program) run(ctx context.Context, args []string) int {
 	// Cobra's completion and help print without buffering; everything else may be
 	// many small writes.
 	out := bufio.NewWriterSize(a.stdout, 64<<10)
@@ -155,8 +187,8 @@ func (a *app) flush() error {
 			return err
 		}
 	}
-	if a.shell != nil {
-		return a.shell.a.flush()
+	if a.parent != nil {
+		return a.parent.flush()
 	}
 	return nil
 }
@@ -222,7 +254,7 @@ func partly(done bool, err error, format string, args ...any) error {
 	if !done {
 		return err
 	}
-	return &exitError{exitCode(err), fmt.Errorf(format+": %w", append(args, err)...)}
+	return exitWith(exitCode(err), fmt.Errorf(format+": %w", append(args, err)...))
 }
 
 // exitError carries an exit status; with an empty text nothing is printed.
@@ -240,10 +272,13 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
+// exitWith is err as the end of a command, with an exit status of its own.
+func exitWith(code int, err error) error { return &exitError{code, err} }
+
 // fail ends a command with code, after it has printed what there is to say.
 func fail(code int) error { return &exitError{code: code} }
 
-func usageError(err error) error { return &exitError{exitUsage, err} }
+func usageError(err error) error { return exitWith(exitUsage, err) }
 
 func usagef(format string, args ...any) error { return usageError(fmt.Errorf(format, args...)) }
 
@@ -291,7 +326,7 @@ func exitCode(err error) int {
 	return exitOther
 }
 
-func (a *app) root() *cobra.Command {
+func (a *program) root() *cobra.Command {
 	// not cobra's Version, which needs a template: the linker could leave out no method of any type
 	var showVersion bool
 	root := &cobra.Command{
@@ -323,7 +358,7 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
-	a.globalFlags(root.PersistentFlags())
+	globalFlags(a.app, root.PersistentFlags())
 	root.SetFlagErrorFunc(nearFlags)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"},
 		cobra.ShellCompDirectiveNoFileComp))
@@ -333,13 +368,14 @@ func (a *app) root() *cobra.Command {
 	root.AddGroup(&cobra.Group{ID: "keys", Title: "Keys and values:"},
 		&cobra.Group{ID: "cluster", Title: "Cluster:"},
 		&cobra.Group{ID: "tools", Title: "Measuring and looking inside:"})
-	a.addKeyCommands(root)
-	a.addTreeCommands(root)
-	root.AddCommand(a.mirrorCommand(), a.snapshotCommand())
-	a.addClusterCommands(root)
-	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(),
-		a.duCommand(), a.hotkeysCommand(),
-		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
+	for _, g := range groups {
+		for _, c := range g.commands(a.app) {
+			if c.GroupID == "" {
+				c.GroupID = g.id
+			}
+			root.AddCommand(c)
+		}
+	}
 	root.AddCommand(a.versionCommand(), a.contextCommand())
 	if a.shell == nil {
 		root.AddCommand(a.shellCommand())
@@ -357,8 +393,28 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
+// groups are kvctl's commands, by the heading of the help text that those of a group have unless they say another.
+var groups = []struct {
+	id       string
+	commands func(*app) []*cobra.Command
+}{
+	{"keys", keysCommands},
+	{"keys", bulkCommands},
+	{"cluster", operateCommands},
+	{"cluster", tenantsCommands},
+	{"tools", insideCommands},
+	{"tools", measureCommands},
+}
+
+// flags are the global ones as they come.
+func (a *program) flags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("kvctl", pflag.ContinueOnError)
+	globalFlags(newApp(nil, nil, nil), f)
+	return f
+}
+
 // globalFlags are those of every command; the current values are their defaults.
-func (a *app) globalFlags(f *pflag.FlagSet) {
+func globalFlags(a *app, f *pflag.FlagSet) {
 	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl "+
 		"context list (default: the current one, if any)")
 	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
@@ -389,7 +445,7 @@ func (a *app) globalFlags(f *pflag.FlagSet) {
 
 // checked has every command below c start only when cobra has nothing more to say about
 // its command line. A group of commands takes no arguments.
-func (a *app) checked(c *cobra.Command) {
+func (a *program) checked(c *cobra.Command) {
 	if run := c.RunE; run != nil {
 		c.RunE = func(cmd *cobra.Command, args []string) error {
 			a.started = true
@@ -404,7 +460,7 @@ func (a *app) checked(c *cobra.Command) {
 	}
 }
 
-func (a *app) helpCommand() *cobra.Command {
+func (a *program) helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [COMMAND]",
 		Short: "Explain a command",
@@ -432,7 +488,7 @@ func (a *app) helpCommand() *cobra.Command {
 	}
 }
 
-func (a *app) versionCommand() *cobra.Command {
+func (a *program) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version of kvctl",
@@ -448,7 +504,7 @@ func (a *app) versionCommand() *cobra.Command {
 	}
 }
 
-func (a *app) printRelease() error {
+func (a *program) printRelease() error {
 	_, err := fmt.Fprintln(a.stdout, buildinfo.Line("kvctl", version))
 	return err
 }
@@ -462,7 +518,7 @@ func variable(f *pflag.Flag) string {
 }
 
 // start completes the flags from the environment and from a context, and checks them.
-func (a *app) start(cmd *cobra.Command, _ []string) error {
+func (a *program) start(cmd *cobra.Command, _ []string) error {
 	var bad error
 	flags := cmd.Root().PersistentFlags()
 	if _, without := cmd.Annotations[noContext]; !without && a.shell == nil {
@@ -485,7 +541,7 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	if a.shell == nil {
 		a.warnOfVariables(flags, os.Environ())
 	}
-	return a.checkFlags()
+	return checkFlags(a.app)
 }
 
 // readElsewhere are variables of the environment that kvctl reads beside its flags', and kvd's that are nearly one of
@@ -494,7 +550,7 @@ var readElsewhere = []string{"KVD_CONTEXTS", "KVD_DEBUG"}
 
 // warnOfVariables tells of variables that nearly are those of a flag. Other programs of the store have settings in the
 // environment, too, and orchestrators make up names: those that are like none are left alone.
-func (a *app) warnOfVariables(flags *pflag.FlagSet, environ []string) {
+func (a *program) warnOfVariables(flags *pflag.FlagSet, environ []string) {
 	var names []string // without KVD_
 	flags.VisitAll(func(f *pflag.Flag) { names = append(names, strings.TrimPrefix(variable(f), "KVD_")) })
 	for _, v := range environ {
@@ -511,7 +567,7 @@ func (a *app) warnOfVariables(flags *pflag.FlagSet, environ []string) {
 }
 
 // checkFlags refuses global flags that say nothing, or not enough.
-func (a *app) checkFlags() error {
+func checkFlags(a *app) error {
 	switch {
 	case a.output != "table" && a.output != "json":
 		return usagef("--output %q: want table or json", a.output)

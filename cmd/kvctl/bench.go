@@ -62,9 +62,8 @@ func (a *app) benchCommand() *cobra.Command {
 			"The run has a prefix of its own, " + benchPrefix + "…, and at the end, also of an interrupted run,\nit " +
 			"deletes what it put. With --prefix it stops before it changes a key that was\nthere already. Keys of a " +
 			"run that was killed: kvctl del --prefix " + benchPrefix,
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.bench(cmd.Context(), &o) },
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.bench(cmd.Context(), &o) },
 	})
 	f := c.Flags()
 	f.StringVarP(&o.workload, "workload", "w", "A", "YCSB workload, A to F")
@@ -293,7 +292,7 @@ func (b *bench) failure() error {
 	if b.fail.n == 0 {
 		return nil
 	}
-	return &exitError{exitCode(b.fail.first), fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first)}
+	return exitWith(exitCode(b.fail.first), fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first))
 }
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }

@@ -232,7 +232,7 @@ func (a *app) printBrokers(all []*heard) error {
 			mapTo(lines, brokerLine.row))
 	}
 	if silent > 0 {
-		return &exitError{exitUnavailable, fmt.Errorf("%d of %d brokers did not answer", silent, len(lines))}
+		return exitWith(exitUnavailable, fmt.Errorf("%d of %d brokers did not answer", silent, len(lines)))
 	}
 	return nil
 }
@@ -264,11 +264,11 @@ func findBroker(st *dirpb.StatusReply, name string) (*overview.Broker, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, &exitError{exitNo, fmt.Errorf("unknown broker %q (kvctl brokers lists them)", name)}
+		return nil, exitWith(exitNo, fmt.Errorf("unknown broker %q (kvctl brokers lists them)", name))
 	case len(found) > 1:
 		return nil, usagef("%q is the name of %d brokers: want the address of a page", name, len(found))
 	case found[0].Page == nil:
-		return nil, &exitError{exitNo, fmt.Errorf("broker %s: its http-listen is off", name)}
+		return nil, exitWith(exitNo, fmt.Errorf("broker %s: its http-listen is off", name))
 	}
 	return found[0], nil
 }
@@ -287,7 +287,7 @@ func (a *app) listPrograms(ctx context.Context, b backend, name string) error {
 		return fmt.Errorf("broker %s: %w", name, err)
 	}
 	if err != nil {
-		return &exitError{exitUnavailable, fmt.Errorf("broker %s: %w", name, err)}
+		return exitWith(exitUnavailable, fmt.Errorf("broker %s: %w", name, err))
 	}
 	if t.More > 0 {
 		defer a.say("kvctl brokers programs: %d more are left out", t.More)

@@ -73,7 +73,7 @@ func TestBrokers(t *testing.T) {
 		f.now = &dirpb.StatusReply{Sessions: sessions}
 		f.mu.Unlock()
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"--directory=" + directory, "--timeout=10s"}, args...))
 		return code, out.String(), errs.String()
 	}
@@ -174,7 +174,7 @@ func TestBrokersOverTLS(t *testing.T) {
 	f := &fakeDirectory{now: &dirpb.StatusReply{Sessions: sessions}}
 	directory := f.serve(t, grpc.Creds(credentials.NewTLS(auth.Config(auth.Role("directory", "d")))))
 	var out, errs bytes.Buffer
-	code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"--directory=" + directory,
+	code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"--directory=" + directory,
 		"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key, "--timeout=10s", "brokers", "--interval=0"})
 	if code != exitOK || !strings.Contains(asked, "/kvd/operator/ann") || !strings.Contains(out.String(), "b.sock") {
 		t.Errorf("exit status %d, %s asked\n%s%s", code, asked, &out, &errs)

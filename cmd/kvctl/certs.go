@@ -41,7 +41,6 @@ func (a *app) certsCommand() *cobra.Command {
 			"needed, and nothing is overwritten but the list of revoked certificates. A certificate says in a URI " +
 			"who shows it:\n" +
 			"spiffe://TRUST-DOMAIN/kvd/ROLE/NAME.",
-		GroupID: "cluster",
 	}
 	c.AddCommand(a.certsInitCommand(), a.certsIssueCommand(), a.certsRevokeCommand(), a.certsShowCommand())
 	return c

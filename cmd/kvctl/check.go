@@ -37,8 +37,7 @@ func (a *app) checkCommand() *cobra.Command {
 			"With --repair records without a good copy are freed, too. get calls their keys\n" +
 			"corrupt; afterwards they are gone.\n" +
 			"Exit status 1 if something is wrong.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if patient <= 0 {
 				return usagef("--for %v: want > 0", patient)

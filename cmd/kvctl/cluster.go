@@ -20,24 +20,6 @@ import (
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-func (a *app) addClusterCommands(root *cobra.Command) {
-	for _, c := range append(a.operateCommands(),
-		a.statusCommand(),
-		a.nodesCommand(),
-		a.shardsCommand(),
-		explained(a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes",
-			a.printStats),
-			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+
-				memoryHelp),
-		a.statCommand(), a.topCommand(),
-		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(), a.tokenKeysCommand(),
-		a.auditCommand(), a.supportCommand(),
-	) {
-		c.GroupID = "cluster"
-		root.AddCommand(c)
-	}
-}
-
 // viewCommand is a command that shows one Status reply.
 func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) error) *cobra.Command {
 	return &cobra.Command{

@@ -103,7 +103,7 @@ func (c *contexts) named(name string) (clusterFlags, error) {
 
 // useContext gives flags that neither the command line nor the environment has set the values of a context: that of
 // --context, or else the current one.
-func (a *app) useContext(flags *pflag.FlagSet) error {
+func (a *program) useContext(flags *pflag.FlagSet) error {
 	c, file, err := loadContexts(flags)
 	if err != nil {
 		if a.context == "" && exitCode(err) != exitUsage {
@@ -132,7 +132,7 @@ func (a *app) useContext(flags *pflag.FlagSet) error {
 	return nil
 }
 
-func (a *app) contextCommand() *cobra.Command {
+func (a *program) contextCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "context",
 		Short: "Name clusters, and choose among them",
@@ -198,7 +198,7 @@ keys stay where they are: a context has their paths.`,
 }
 
 // setContext takes the flags as they are typed, files by their whole paths.
-func (a *app) setContext(c *contexts, file, name string, cmd *cobra.Command) error {
+func (a *program) setContext(c *contexts, file, name string, cmd *cobra.Command) error {
 	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 		return usagef("context %q: want a name without spaces", name)
 	}
@@ -230,7 +230,7 @@ func (a *app) setContext(c *contexts, file, name string, cmd *cobra.Command) err
 	return c.save(file)
 }
 
-func (a *app) listContexts(flags *pflag.FlagSet) error {
+func (a *program) listContexts(flags *pflag.FlagSet) error {
 	c, _, err := loadContexts(flags)
 	if err != nil {
 		return err
@@ -247,4 +247,29 @@ func (a *app) listContexts(flags *pflag.FlagSet) error {
 		return row{mark, name, x["directory"], x["namespace"], x["tls-cert"]}
 	}))
 	return nil
+}
+
+// cluster is a with the flags of the context called name.
+func cluster(a *app, name string) (*app, error) {
+	side := programOf(newApp(a.stdin, a.stdout, a.stderr)).app
+	side.backend, side.timeout = a.backend, a.timeout
+	flags := pflag.NewFlagSet("context", pflag.ContinueOnError)
+	globalFlags(side, flags)
+	all, file, err := loadContexts(flags)
+	if err != nil {
+		return nil, err
+	}
+	x, err := all.named(name)
+	if err != nil {
+		return nil, err
+	}
+	for flag, v := range x {
+		if err := flags.Set(flag, v); err != nil {
+			return nil, usagef("%s: context %q: %s: %w", file, name, flag, err)
+		}
+	}
+	if err := checkFlags(side); err != nil {
+		return nil, fmt.Errorf("%s: context %q: %w", file, name, err)
+	}
+	return side, nil
 }

@@ -20,8 +20,7 @@ func (a *app) costCommand() *cobra.Command {
 			"Compare them with the cost table of docs/protocol.md, for the namespace's number of\n" +
 			"replicas (r). + are verbs that follow the answer. The table's other columns are shown\n" +
 			"beside. Shown is the most frequent count of the trials. Exit status 1 if one differs.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBackend(func(b backend) error {
 				o.Prefix = "\x00kvctl-cost/" + rand.Text() + "/"
@@ -77,8 +76,8 @@ func (a *app) replicas(ctx context.Context, b backend) (int, error) {
 	}
 	for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
 		if lacks := overview.Lacks(st.GetMap(), p); lacks != "" {
-			return 0, &exitError{exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not "+
-				"what the table is about", p.GetId(), lacks)}
+			return 0, exitWith(exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not "+
+				"what the table is about", p.GetId(), lacks))
 		}
 	}
 	return int(ns.GetReplicas()), nil

@@ -30,8 +30,7 @@ func (a *app) doctorCommand() *cobra.Command {
 			"--against HOST measures the way to another machine, on which kvctl doctor --serve\nruns: " +
 			"a ping-pong and each verb's bandwidth. It tells what was lost\nmeanwhile, and compares MTUs and " +
 			"versions of RoCE. It works over tcp too, without an\nadapter.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.provider != "" && !slices.Contains(doctor.Providers, a.provider) {
 				return usagef("--provider %q: want one of %s", a.provider, strings.Join(doctor.Providers, ", "))

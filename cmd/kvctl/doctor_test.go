@@ -17,7 +17,7 @@ import (
 
 func TestDoctorTable(t *testing.T) {
 	var out bytes.Buffer
-	a := newApp(nil, &out, &out)
+	a := newProgram(nil, &out, &out)
 	a.output = "table"
 	findings := []doctor.Finding{
 		{Group: "one", Check: "a", Level: doctor.OK, Found: "fine"},
@@ -54,7 +54,7 @@ two
 func TestDoctorHere(t *testing.T) {
 	run := func(args ...string) result {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"doctor", "--directory", "127.0.0.1:1"}, args...))
 		return result{out.String(), errs.String(), code}
 	}
@@ -87,7 +87,7 @@ func serveDoctor(t *testing.T, args ...string) (addr string, stop func()) {
 	go func() {
 		defer close(ended)
 		var errs bytes.Buffer
-		if code := newApp(strings.NewReader(""), w, &errs).run(ctx,
+		if code := newProgram(strings.NewReader(""), w, &errs).run(ctx,
 			append([]string{"doctor", "--serve", "--listen", "127.0.0.1:0"}, args...)); code != exitOK {
 			t.Errorf("doctor --serve: status %d: %s", code, &errs)
 		}
@@ -112,7 +112,7 @@ func TestDoctorAgainst(t *testing.T) {
 	}
 	run := func(args ...string) (report, result) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"doctor", "-o", "json", "--provider", "tcp", "--against", addr}, args...))
 		r := result{out.String(), errs.String(), code}
 		if code == exitUsage {
@@ -172,7 +172,7 @@ func TestDoctorAgainst(t *testing.T) {
 func TestDoctorAgainstNoCertificates(t *testing.T) {
 	for _, args := range [][]string{{"--against", "192.0.2.1"}, {"--serve"}} {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--tls-ca",
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--tls-ca",
 			"/nonexistent", "--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"}, args...))
 		if code != exitOther || out.Len() > 0 || !strings.Contains(errs.String(), "/nonexistent") {
 			t.Errorf("%v: status %d: %s%s", args, code, out.String(), errs.String())
@@ -191,7 +191,7 @@ func TestDoctorAgainstStranger(t *testing.T) {
 			_, _ = io.WriteString(w, answer)
 		}))
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"doctor", "--provider", "tcp",
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"doctor", "--provider", "tcp",
 			"--timeout", "5s", "--against", s.Listener.Addr().String()})
 		s.Close()
 		if code != exitNo || !strings.Contains(out.String(), want) {

@@ -116,7 +116,7 @@ func (a *app) wouldDrain(ctx context.Context, b backend, name string, cancel boo
 		return err
 	}
 	if why := nowhere(m, n); why != "" && !cancel {
-		return &exitError{exitNo, fmt.Errorf("%q would not be drained: %s", name, why)}
+		return exitWith(exitNo, fmt.Errorf("%q would not be drained: %s", name, why))
 	}
 	return a.printFates(name, fates(m, n, func(*dirpb.PlacementGroup) string {
 		if cancel {
@@ -152,8 +152,8 @@ func (a *app) wouldForget(ctx context.Context, b backend, name string, force boo
 	}
 	all := fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) })
 	if len(all) > 0 && !force {
-		return &exitError{exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain "+
-			"it first, or --force it and lose them", name, len(all))}
+		return exitWith(exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain "+
+			"it first, or --force it and lose them", name, len(all)))
 	}
 	return a.printFates(name, all)
 }
@@ -164,8 +164,8 @@ func (a *app) wouldGiveUp(ctx context.Context, b backend, name string) error {
 		return err
 	}
 	if !n.GetWaiting() {
-		return &exitError{exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it",
-			name, overview.NodeState(n))}
+		return exitWith(exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it",
+			name, overview.NodeState(n)))
 	}
 	return a.printFates(name, fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) }))
 }
@@ -181,9 +181,9 @@ func (a *app) wouldDeleteNamespace(ctx context.Context, b backend, name string, 
 	}
 	live, sessions := contentsOf(st, ns)
 	if sessions > 0 && !end {
-		return &exitError{
+		return exitWith(
 			exitNo, fmt.Errorf("%q would not be deleted: %d sessions live in it: --end-sessions ends them", name,
-				sessions)}
+				sessions))
 	}
 	if a.json() {
 		return a.printJSON(map[string]any{"dry_run": true, "namespace": name, "id": ns.GetId(), "live_bytes": live,

@@ -32,8 +32,7 @@ func (a *app) duCommand() *cobra.Command {
 			"each key counts once. A record is key, value and 32 bytes. Records that changed\n" +
 			"while they were looked at are only counted. Beyond 100,000 prefixes, others are\n" +
 			"added up in one line.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkTop(o.top); err != nil {
 				return err

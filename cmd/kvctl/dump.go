@@ -31,8 +31,7 @@ func (a *app) dumpCommand() *cobra.Command {
 		Long: "Print, from one replica's memory, the region header, the group that KEY hashes to\n" +
 			"and every record there that may be KEY's. With --offset print what stands there.\n" +
 			"Exit status 1 if no record of KEY is found.",
-		Args:    cobra.MaximumNArgs(1),
-		GroupID: "tools",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch byOffset := cmd.Flags().Changed("offset"); {
 			case byOffset == (len(args) == 1):

@@ -68,7 +68,7 @@ func (a *app) typed(ctx context.Context, name, warning string) error {
 		}
 	}
 	if got := strings.TrimSpace(sc.Text()); got != name {
-		return &exitError{exitNo, fmt.Errorf("%q was typed, want %q: nothing was deleted", got, name)}
+		return exitWith(exitNo, fmt.Errorf("%q was typed, want %q: nothing was deleted", got, name))
 	}
 	return nil
 }

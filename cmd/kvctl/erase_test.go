@@ -95,7 +95,7 @@ func TestScanRoundTrips(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 40), 1, 8).Draw(t, "keys")
-		a := newApp(nil, nil, nil)
+		a := newProgram(nil, nil, nil)
 		var lines bytes.Buffer
 		for _, k := range want {
 			fmt.Fprintln(&lines, a.show(k))

@@ -11,7 +11,7 @@ import (
 // A memory node's adapters are among what nodes -o json shows of it.
 func TestNodesShowFabrics(t *testing.T) {
 	var out bytes.Buffer
-	a := newApp(nil, &out, nil)
+	a := newProgram(nil, &out, nil)
 	a.output = "json"
 	err := a.printNodes(&dirpb.StatusReply{
 		Map: &dirpb.Map{Nodes: []*dirpb.Node{{Id: 1, Name: "m1"}, {Id: 2, Name: "m2"}}},

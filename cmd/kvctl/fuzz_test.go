@@ -82,7 +82,7 @@ func FuzzPipe(f *testing.F) {
 	eternal := []byte(`{"key":"a","value":"b","expires":"0001-01-01T00:00:00Z"}`) // a past time is not: never
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	f.Fuzz(func(t *testing.T, format byte, in []byte) {
-		a := newApp(strings.NewReader(""), io.Discard, io.Discard)
+		a := newProgram(strings.NewReader(""), io.Discard, io.Discard)
 		a.output = "json"
 		a.now = func() time.Time { return now }
 		var out bytes.Buffer

@@ -130,7 +130,7 @@ func findGateway(st *dirpb.StatusReply, name string) (*dirpb.GatewayInfo, error)
 	}
 	switch len(found) {
 	case 0:
-		return nil, &exitError{exitNo, fmt.Errorf("unknown gateway %q (kvctl gateways lists them)", name)}
+		return nil, exitWith(exitNo, fmt.Errorf("unknown gateway %q (kvctl gateways lists them)", name))
 	case 1:
 		return found[0], nil
 	}
@@ -338,7 +338,7 @@ func (a *app) printGateways(all []*asked) error {
 			"State"}, mapTo(lines, gatewayLine.row))
 	}
 	if silent > 0 {
-		return &exitError{exitUnavailable, fmt.Errorf("%d of %d gateways did not answer", silent, len(lines))}
+		return exitWith(exitUnavailable, fmt.Errorf("%d of %d gateways did not answer", silent, len(lines)))
 	}
 	return nil
 }
@@ -468,11 +468,11 @@ func (a *app) killClient(ctx context.Context, g peerspb.GatewaysClient, name str
 	r, err := g.KillClient(ctx, &peerspb.KillClientRequest{Id: id})
 	switch code := status.Code(err); {
 	case code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled:
-		return &exitError{exitUnknown, err}
+		return exitWith(exitUnknown, err)
 	case err != nil:
 		return err
 	case !r.GetFound():
-		return &exitError{exitNo, fmt.Errorf("no client %d (kvctl gateways clients %s lists them)", id, name)}
+		return exitWith(exitNo, fmt.Errorf("no client %d (kvctl gateways clients %s lists them)", id, name))
 	case a.json():
 		return a.printJSON(map[string]any{"gateway": name, "id": id, "addr": r.GetAddr()})
 	}

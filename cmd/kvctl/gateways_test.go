@@ -98,7 +98,7 @@ func TestGatewaysOverTLS(t *testing.T) {
 	directory := f.serve(t, as("directory"))
 	kvctl := func(args ...string) (int, string, string) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"--directory=" + directory, "--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key,
 				"--timeout=10s"}, args...))
 		return code, out.String(), errs.String()

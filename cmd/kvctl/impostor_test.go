@@ -34,7 +34,7 @@ func TestImpostorDirectory(t *testing.T) {
 	}
 	kvctl := func(args ...string) (int, string) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key}, args...))
 		return code, errs.String()
 	}

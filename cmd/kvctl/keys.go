@@ -23,21 +23,10 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
+// changes marks a command whose errors must tell whether it happened.
 func changes(c *cobra.Command) *cobra.Command {
 	c.Annotations = map[string]string{writes: ""}
 	return c
-}
-
-func (a *app) addKeyCommands(root *cobra.Command) {
-	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()),
-		changes(a.casCommand()), changes(a.txnCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.existsCommand(), a.scanCommand(),
-		changes(a.pinCommand()), changes(a.unpinCommand()),
-		a.countCommand(), a.watchCommand(), a.flushCommand(),
-		changes(a.pipeCommand())} {
-		c.GroupID = "keys"
-		root.AddCommand(c)
-	}
 }
 
 // about names the key in an error.
@@ -166,7 +155,7 @@ func (a *app) getCommand() *cobra.Command {
 				if _, err := a.stdout.Write(it.Value); err != nil {
 					return err
 				}
-				if (isTerminal(a.stdout) || a.shell != nil) && !bytes.HasSuffix(it.Value, []byte("\n")) {
+				if (isTerminal(a.stdout) || a.parent != nil) && !bytes.HasSuffix(it.Value, []byte("\n")) {
 					fmt.Fprintln(a.stdout)
 				}
 				return nil
@@ -638,7 +627,7 @@ var completeFor = 500 * time.Millisecond
 func (a *app) completeKey(several bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		const directive = cobra.ShellCompDirectiveNoFileComp
-		if len(args) > 0 && !several || a.start(cmd, nil) != nil {
+		if len(args) > 0 && !several || a.ready(cmd) != nil {
 			return nil, directive
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), completeFor)

@@ -41,7 +41,6 @@ func (a *app) watchCommand() *cobra.Command {
 			"--limit keys, and ends with an error if there are more.",
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeKey(false),
-		GroupID:           "keys",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			byPrefix := cmd.Flags().Changed("prefix")
 			switch {

@@ -74,7 +74,7 @@ func (e *env) run(stdin string, args ...string) result {
 
 func (e *env) runContext(ctx context.Context, stdin string, args ...string) result {
 	var out, errs bytes.Buffer
-	a := newApp(strings.NewReader(stdin), &out, &errs)
+	a := newProgram(strings.NewReader(stdin), &out, &errs)
 	a.now = e.now
 	if e.backend != nil {
 		a.backend = e.backend

@@ -21,7 +21,7 @@ import (
 )
 
 func main() {
-	a := newApp(os.Stdin, os.Stdout, os.Stderr)
+	a := newProgram(os.Stdin, os.Stdout, os.Stderr)
 	a.signals = func(ctx context.Context, brief bool) context.Context {
 		if !brief {
 			return endsWith(ctx, os.Interrupt, syscall.SIGTERM)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -53,17 +52,16 @@ type mirrorOptions struct {
 func (a *app) mirrorCommand() *cobra.Command {
 	var o mirrorOptions
 	c := changes(&cobra.Command{
-		Use:     "mirror SRC DST",
-		Short:   "Copy what has changed from one store or namespace to another",
-		Long:    mirrorHelp,
-		Args:    cobra.ExactArgs(2),
-		GroupID: "keys",
-		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			c, _, err := loadContexts(cmd.Root().PersistentFlags())
+		Use:   "mirror SRC DST",
+		Short: "Copy what has changed from one store or namespace to another",
+		Long:  mirrorHelp,
+		Args:  cobra.ExactArgs(2),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			names, err := a.clusters()
 			if err != nil {
 				return nil, cobra.ShellCompDirectiveError
 			}
-			return c.names(), cobra.ShellCompDirectiveNoFileComp
+			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.margin < time.Second {
@@ -98,26 +96,11 @@ func (a *app) side(word string) (*app, error) {
 	}
 	side := *a
 	if name != "" {
-		side = *newApp(a.stdin, a.stdout, a.stderr)
-		side.backend, side.timeout = a.backend, a.timeout
-		flags := pflag.NewFlagSet("context", pflag.ContinueOnError)
-		side.globalFlags(flags)
-		all, file, err := loadContexts(flags)
+		other, err := a.cluster(a, name)
 		if err != nil {
 			return nil, err
 		}
-		x, err := all.named(name)
-		if err != nil {
-			return nil, err
-		}
-		for flag, v := range x {
-			if err := flags.Set(flag, v); err != nil {
-				return nil, usagef("%s: context %q: %s: %w", file, name, flag, err)
-			}
-		}
-		if err := side.checkFlags(); err != nil {
-			return nil, fmt.Errorf("%s: context %q: %w", file, name, err)
-		}
+		side = *other
 	}
 	if namespace != "" {
 		side.namespace = namespace
@@ -524,8 +507,8 @@ func (m *mirroring) deleteRest(ctx context.Context) error {
 		m.a.say("kvctl mirror: nothing was deleted, since not all of %s could be read or copied", m.src.name)
 		return nil
 	case m.keys.Load() == 0:
-		return &exitError{exitNo, fmt.Errorf("%s has no such key: nothing was deleted. If that is meant, kvctl del "+
-			"--prefix or kvctl flush does it", m.src.name)}
+		return exitWith(exitNo, fmt.Errorf("%s has no such key: nothing was deleted. If that is meant, kvctl del "+
+			"--prefix or kvctl flush does it", m.src.name))
 	}
 	return m.batches(ctx, m.dst, func(ctx context.Context, kvs []client.KV) error {
 		want := 1

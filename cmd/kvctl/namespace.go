@@ -144,11 +144,11 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 		})
 		switch {
 		case i < 0:
-			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: it was deleted", ns.GetName())}
+			return progress{}, false, exitWith(exitNo, fmt.Errorf("%q: it was deleted", ns.GetName()))
 		case st.GetMap().GetNamespaces()[i].GetReplicas() != ns.GetReplicas():
 			return progress{}, false,
-				&exitError{exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(),
-					st.GetMap().GetNamespaces()[i].GetReplicas())}
+				exitWith(exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(),
+					st.GetMap().GetNamespaces()[i].GetReplicas()))
 		}
 		done, pgs, used := 0, overview.Groups(st.GetMap(), ns.GetId()), overview.InUse(st.GetMap())
 		for _, p := range pgs {
@@ -162,8 +162,8 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 				troubles(st))}, done == len(pgs), nil
 	})
 	if errors.Is(err, errStalled) {
-		err = &exitError{exitUnavailable, fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl "+
-			"status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err)}
+		err = exitWith(exitUnavailable, fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl "+
+			"status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err))
 	}
 	return waited(err)
 }
@@ -246,7 +246,7 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 func namespaceToDelete(st *dirpb.StatusReply, name string) (*dirpb.Namespace, error) {
 	ns, err := namespaceOf(st.GetMap(), name)
 	if err != nil {
-		return nil, &exitError{exitNo, err}
+		return nil, exitWith(exitNo, err)
 	}
 	return ns, nil
 }

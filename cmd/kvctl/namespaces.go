@@ -167,20 +167,20 @@ func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest)
 		if req.GetReplicas() != 0 {
 			want += fmt.Sprintf(" and %d copies", req.GetReplicas())
 		}
-		return nil, &exitError{exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(),
-			short(ns.GetMode()), ns.GetReplicas(), want)}
+		return nil, exitWith(exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(),
+			short(ns.GetMode()), ns.GetReplicas(), want))
 	}
 	if req.GetMaxValueBytes() != 0 && maxValueOf(ns) != req.GetMaxValueBytes() {
-		return nil, &exitError{exitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
-			bytesText(maxValueOf(ns)), bytesText(req.GetMaxValueBytes()))}
+		return nil, exitWith(exitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
+			bytesText(maxValueOf(ns)), bytesText(req.GetMaxValueBytes())))
 	}
 	if req.GetMaxPinnedPercent() != 0 && ns.GetMaxPinnedPercent() != req.GetMaxPinnedPercent() {
-		return nil, &exitError{exitNo, fmt.Errorf("%q exists with %d%% of it pinned at most, want %d%%", ns.GetName(),
-			ns.GetMaxPinnedPercent(), req.GetMaxPinnedPercent())}
+		return nil, exitWith(exitNo, fmt.Errorf("%q exists with %d%% of it pinned at most, want %d%%", ns.GetName(),
+			ns.GetMaxPinnedPercent(), req.GetMaxPinnedPercent()))
 	}
 	if req.GetOwner() != "" && ns.GetOwner() != req.GetOwner() {
-		return nil, &exitError{exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(),
-			req.GetOwner())}
+		return nil, exitWith(exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(),
+			req.GetOwner()))
 	}
 	return ns, nil
 }

@@ -145,8 +145,8 @@ func (a *app) addNode(ctx context.Context, b backend, name string, known bool, p
 	}
 	look(st)
 	if _, err := nodeIn(st.GetMap(), name); err != nil && known {
-		return &exitError{exitNo, fmt.Errorf("%w; it adds itself when `kvd memnode --name %s` is started, and --for "+
-			"%v waits for that", err, name, patient)}
+		return exitWith(exitNo, fmt.Errorf("%w; it adds itself when `kvd memnode --name %s` is started, and --for "+
+			"%v waits for that", err, name, patient))
 	}
 	if node.GetDraining() {
 		if _, err := a.setDrain(ctx, b, name, true); err != nil {
@@ -159,14 +159,14 @@ func (a *app) addNode(ctx context.Context, b backend, name string, known bool, p
 	cancel()
 	switch {
 	case errors.Is(err, late) && node == nil:
-		return &exitError{exitNo, fmt.Errorf("unknown memory node %q: it adds itself when `kvd memnode --name %s` is "+
-			"started", name, name)}
+		return exitWith(exitNo, fmt.Errorf("unknown memory node %q: it adds itself when `kvd memnode --name %s` is "+
+			"started", name, name))
 	case errors.Is(err, late):
-		return &exitError{exitUnavailable, fmt.Errorf("memory node %q is down; is `kvd memnode --name %s` running?",
-			name, name)}
+		return exitWith(exitUnavailable, fmt.Errorf("memory node %q is down; is `kvd memnode --name %s` running?",
+			name, name))
 	case err != nil:
-		return &exitError{exitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w", name,
-			err)}
+		return exitWith(exitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w", name,
+			err))
 	}
 	for _, ns := range namespaces {
 		if err := a.rebalance(ctx, b, ns, rebalancing{wait: wait}); err != nil {
@@ -266,7 +266,7 @@ func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bo
 		return err
 	}
 	if why := nowhere(m, n); why != "" && !cancel {
-		return &exitError{exitNo, fmt.Errorf("%q is not drained: %s", name, why)}
+		return exitWith(exitNo, fmt.Errorf("%q is not drained: %s", name, why))
 	}
 	regions, err := a.setDrain(ctx, b, name, cancel)
 	if err != nil {
@@ -282,7 +282,7 @@ func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bo
 			}
 			if !now.GetDraining() {
 				return progress{}, false,
-					&exitError{exitNo, fmt.Errorf("memory node %q: the drain was taken back", name)}
+					exitWith(exitNo, fmt.Errorf("memory node %q: the drain was taken back", name))
 			}
 			left := regionsOn(st.GetMap(), n.GetId())
 			regions, total = uint32(left), max(total, left)

@@ -12,11 +12,6 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-func (a *app) operateCommands() []*cobra.Command {
-	return []*cobra.Command{a.drainCommand(), a.rebalanceCommand(), a.gatewaysCommand(), a.brokersCommand(),
-		a.viewCommand("jobs", "List background jobs: new copies, moves of shards, recalls, scrubs", a.printJobs)}
-}
-
 func nodeNamed(m *dirpb.Map, name string) *dirpb.Node {
 	i := slices.IndexFunc(m.GetNodes(), func(n *dirpb.Node) bool { return n.GetName() == name })
 	if i < 0 {
@@ -38,7 +33,7 @@ func (a *app) node(ctx context.Context, b backend, name string) (*dirpb.Map, *di
 func nodeIn(m *dirpb.Map, name string) (*dirpb.Node, error) {
 	n := nodeNamed(m, name)
 	if n == nil {
-		return nil, &exitError{exitNo, fmt.Errorf("unknown memory node %q (kvctl nodes lists them)", name)}
+		return nil, exitWith(exitNo, fmt.Errorf("unknown memory node %q (kvctl nodes lists them)", name))
 	}
 	return n, nil
 }
@@ -46,7 +41,7 @@ func nodeIn(m *dirpb.Map, name string) (*dirpb.Node, error) {
 // complete suggests names that the directory knows.
 func (a *app) complete(names func(*dirpb.StatusReply) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 || a.start(cmd, nil) != nil {
+		if len(args) > 0 || a.ready(cmd) != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
@@ -120,8 +115,8 @@ func (a *app) split(ctx context.Context, b backend, id uint32) error {
 	if id != 0 && !slices.ContainsFunc(st.GetMap().GetShards(), func(s *dirpb.Shard) bool {
 		return s.GetId() == id && s.GetNamespaceId() == ns.GetId()
 	}) {
-		return &exitError{exitNo, fmt.Errorf("unknown shard %d in namespace %q (kvctl shards lists them)", id,
-			a.namespace)}
+		return exitWith(exitNo, fmt.Errorf("unknown shard %d in namespace %q (kvctl shards lists them)", id,
+			a.namespace))
 	}
 	rep, err := call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
 		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_MOVE, Namespace: a.namespace,

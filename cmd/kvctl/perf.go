@@ -51,8 +51,7 @@ func (a *app) perfCommand() *cobra.Command {
 			"threads that take the pages beforehand. A memory node registers each\nregion that it lends.\n\n" +
 			"Between two machines: kvctl perf --server --provider tcp --listen HOST:PORT\nprints what to pass to " +
 			"kvctl perf --connect on the other.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			provider := cmp.Or(a.provider, "shm")
 			switch {

@@ -34,7 +34,7 @@ func TestPutFile(t *testing.T) {
 			}
 		}
 		var out, errs bytes.Buffer
-		a := newApp(f, &out, &errs)
+		a := newProgram(f, &out, &errs)
 		if code := a.run(t.Context(), append(slices.Clone(e.flags), "put", "b/"+name)); code != 0 {
 			t.Fatalf("exit %d: %s", code, &errs)
 		}
@@ -69,7 +69,7 @@ func TestPutFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, errs bytes.Buffer
-		a := newApp(f, &out, &errs)
+		a := newProgram(f, &out, &errs)
 		code := a.run(t.Context(), slices.Concat(e.flags, []string{"put", "k"}, more))
 		if _ = f.Close(); code != exitUsage || !strings.Contains(errs.String(), "longer than 512 MiB") {
 			t.Errorf("exit %d: %s", code, &errs)

@@ -143,8 +143,8 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalan
 				if is == dirpb.Rebalancing_REBALANCING_REFUSED {
 					why = "a step was refused, since something else has changed; ask again"
 				}
-				return progress{}, false, &exitError{exitNo, fmt.Errorf("namespace %q: its rebalance has ended, with "+
-					"%d steps left: %s", name, len(steps), why)}
+				return progress{}, false, exitWith(exitNo, fmt.Errorf("namespace %q: its rebalance has ended, with "+
+					"%d steps left: %s", name, len(steps), why))
 			}
 			version, asked = v, time.Now()
 			total = max(total, len(steps))

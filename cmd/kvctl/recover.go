@@ -67,8 +67,8 @@ func (a *app) recoverDirectory(ctx context.Context, id, dir string, yes bool) er
 	case exit.ExitCode() > 0:
 		return fail(exitNo)
 	}
-	return &exitError{exitUnknown, fmt.Errorf("%s: %w; the data folder may be recovered in part: repeat the command",
-		kvd, err)}
+	return exitWith(exitUnknown, fmt.Errorf("%s: %w; the data folder may be recovered in part: repeat the command",
+		kvd, err))
 }
 
 // kvd is the path of the program that lies beside this one, or else of the one on the PATH.
@@ -83,8 +83,8 @@ func (a *app) kvd() (string, error) {
 	}
 	path, err := exec.LookPath("kvd")
 	if err != nil {
-		return "", &exitError{exitOther, fmt.Errorf("this needs the program kvd, which is neither at %s nor on the "+
-			"PATH (%w); nothing was done. Run it on the machine of the directory node", beside, err)}
+		return "", exitWith(exitOther, fmt.Errorf("this needs the program kvd, which is neither at %s nor on the "+
+			"PATH (%w); nothing was done. Run it on the machine of the directory node", beside, err))
 	}
 	return path, nil
 }

@@ -70,7 +70,7 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	var next *keeper.Choice
 	if program != "" {
 		if next, program, err = choose(soon, n, program); err != nil {
-			return &exitError{exitNo, fmt.Errorf("%q: %w; nothing was done", name, err)}
+			return exitWith(exitNo, fmt.Errorf("%q: %w; nothing was done", name, err))
 		}
 		defer next.Close()
 	}
@@ -88,11 +88,11 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	version := r.GetVersion()
 	if next != nil {
 		if version, err = next.Wait(soon); err != nil {
-			err = &exitError{exitNo, fmt.Errorf("%q: %w", name, err)}
+			err = exitWith(exitNo, fmt.Errorf("%q: %w", name, err))
 		}
 	}
 	if !r.GetKept() && !leave {
-		return errors.Join(&exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)},
+		return errors.Join(exitWith(exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)),
 			err)
 	}
 	if err != nil {

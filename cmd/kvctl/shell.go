@@ -38,7 +38,7 @@ the command that runs, Ctrl-D leaves. An error does not end the shell.
 Otherwise: commands come from stdin, one a line; empty lines and those that begin
 with # are left out. All are run; the exit status is that of the first that failed.`
 
-func (a *app) shellCommand() *cobra.Command {
+func (a *program) shellCommand() *cobra.Command {
 	return &cobra.Command{Use: "shell", Short: "Run commands from a prompt, or from stdin", Long: shellHelp,
 		Args:    cobra.NoArgs,
 		GroupID: "tools", RunE: func(cmd *cobra.Command, _ []string) error { return a.runShell(cmd.Context()) }}
@@ -46,7 +46,7 @@ func (a *app) shellCommand() *cobra.Command {
 
 // shell runs commands one after the other.
 type shell struct {
-	a    *app // its flags are the defaults of every command
+	a    *program // its flags are the defaults of every command
 	done bool
 	kept *kept
 }
@@ -61,8 +61,8 @@ type kept struct {
 // Close does nothing: the store is the shell's.
 func (k *kept) Close() error { return nil }
 
-// session is the shell's; it has one lane.
-func (k *kept) session(ctx context.Context) (_ store, err error) {
+// Session is the shell's; it has one lane.
+func (k *kept) Session(ctx context.Context) (_ store, err error) {
 	if k.s == nil {
 		k.s, err = k.backend.Open(ctx, sessionOptions{Lanes: 1})
 		if errors.Is(err, client.ErrForbidden) { // it may be for reading
@@ -86,15 +86,15 @@ func (sh *shell) drop() {
 }
 
 // reach lists the flags that say which store it is, and how it is reached.
-func (a *app) reach() string {
+func reach(a *app) string {
 	return fmt.Sprintf("%#v", []any{a.directory, a.namespace, a.provider, a.require, a.rdmaDevice, a.timeout,
 		a.tlsCA, a.tlsCert, a.tlsKey, a.tlsCRL, a.tlsName, a.identities, a.insecure})
 }
 
 // open is the backend of a command: the kept one, unless its flags name another.
 func (sh *shell) open(c *app) (backend, error) {
-	flags := c.reach()
-	if flags != sh.a.reach() {
+	flags := reach(c)
+	if flags != reach(sh.a.app) {
 		return sh.a.backend(c)
 	}
 	if sh.kept == nil {
@@ -109,14 +109,15 @@ func (sh *shell) open(c *app) (backend, error) {
 
 // run runs one command line's words.
 func (sh *shell) run(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer, args []string) int {
-	c := *sh.a
+	flags := *sh.a.app
+	c := programOf(&flags)
 	c.stdin, c.stdout, c.stderr = stdin, stdout, stderr
-	c.backend, c.shell, c.started, c.signals = sh.open, sh, false, nil
+	c.backend, c.shell, c.parent = sh.open, sh, sh.a.app
 	return c.run(ctx, args)
 }
 
 // commands are those that only a shell has; a is the app of one of its commands.
-func (sh *shell) commands(a *app) []*cobra.Command {
+func (sh *shell) commands(a *program) []*cobra.Command {
 	return []*cobra.Command{{
 		Use: "use NAMESPACE", Short: "Work in another namespace from now on", Args: cobra.ExactArgs(1),
 		GroupID: "tools",
@@ -151,7 +152,7 @@ func (sh *shell) commands(a *app) []*cobra.Command {
 
 // runShell runs the commands that are typed, or that stdin holds. ctx ends with an
 // interrupt.
-func (a *app) runShell(ctx context.Context) error {
+func (a *program) runShell(ctx context.Context) error {
 	sh := &shell{a: a}
 	defer sh.drop()
 	if isTerminal(a.stdin) && isTerminal(a.stdout) && liner.TerminalSupported() {

@@ -391,7 +391,7 @@ func (readers) Open(_ context.Context, o sessionOptions) (store, error) {
 // The shell of somebody who may only read has a session for that.
 func TestShellOfReader(t *testing.T) {
 	k := &kept{backend: readers{}}
-	if s, err := k.session(t.Context()); err != nil || s == nil {
+	if s, err := k.Session(t.Context()); err != nil || s == nil {
 		t.Errorf("%v, %v", s, err)
 	}
 }

@@ -41,7 +41,7 @@ type snapshots struct {
 func (a *app) snapshotCommand() *cobra.Command {
 	s := &snapshots{a: a}
 	c := &cobra.Command{Use: "snapshot", Short: "Write, check, restore and prune snapshots of namespaces",
-		Long: snapshotHelp, Args: cobra.NoArgs, GroupID: "keys",
+		Long: snapshotHelp, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	c.AddCommand(s.createCommand(), s.listCommand(), s.showCommand(), s.verifyCommand(), s.restoreCommand(),
 		s.pruneCommand(), s.copyCommand())
@@ -213,7 +213,7 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 			return e
 		}
 		if err != nil {
-			return &exitError{exitOther, err}
+			return exitWith(exitOther, err)
 		}
 		return nil
 	})
@@ -468,8 +468,8 @@ func (s *snapshots) restore(ctx context.Context, snap *archive.Snapshot, o *rest
 	}
 	return s.session(ctx, s.a.namespace, false, func(x store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		if ns.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE && snap.Namespace.Mode == "store" {
-			return &exitError{exitNo, fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts; want "+
-				"a namespace of mode store", ns.GetName())}
+			return exitWith(exitNo, fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts; want "+
+				"a namespace of mode store", ns.GetName()))
 		}
 		ro.Target = fmt.Sprintf("%s/%d", st.GetClusterId(), ns.GetId())
 		start := time.Now()

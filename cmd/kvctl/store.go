@@ -62,6 +62,11 @@ type backend interface {
 	Close() error
 }
 
+// keeping is a backend with a session of one lane that outlives a command.
+type keeping interface {
+	Session(ctx context.Context) (store, error)
+}
+
 // remote is a store that runs elsewhere.
 type remote struct {
 	o       client.Options
@@ -237,8 +242,8 @@ func isLoopback(addr string) bool {
 // commands that want one lane share a session.
 func (a *app) with(ctx context.Context, o sessionOptions, fn func(store) error) error {
 	return a.withBackend(func(b backend) error {
-		if k, ok := b.(*kept); ok && o.Lanes == 1 {
-			s, err := k.session(ctx)
+		if k, ok := b.(keeping); ok && o.Lanes == 1 {
+			s, err := k.Session(ctx)
 			if err != nil {
 				return err
 			}

@@ -37,10 +37,10 @@ func TestTLSFilesAreFollowed(t *testing.T) {
 	serve(old)
 	defer func() { s.Stop() }()
 
-	a := newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer))
+	a := newProgram(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer))
 	a.directory, a.provider, a.timeout = []string{addr}, "tcp", 5*time.Second
 	a.tlsCA, a.tlsCert, a.tlsKey = old.Files(old.Role("operator", "ann"))
-	b, err := openStore(a)
+	b, err := openStore(a.app)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -835,7 +835,7 @@ func TestParseBytes(t *testing.T) {
 
 func TestPrintTable(t *testing.T) {
 	var out bytes.Buffer
-	a := newApp(nil, &out, nil)
+	a := newProgram(nil, &out, nil)
 	a.printTable(row{"Name", "N"}, []row{{"a", 1}, {"b", "22.5"}, {"c", "-"}})
 	want := " Name     N\n────────────\n a        1\n b     22.5\n c        -\n"
 	if out.String() != want {

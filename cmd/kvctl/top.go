@@ -28,8 +28,7 @@ func (a *app) topCommand() *cobra.Command {
 			"of the one before; elsewhere they follow each other, by default one alone. CPU % is of\n" +
 			"one CPU, what a memory node spends on the data path since the view before. It is 0\n" +
 			"over RDMA, and - where it is not known. With -o json a view is one line.\n\n" + memoryHelp,
-		Args:    cobra.NoArgs,
-		GroupID: "cluster",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case o.interval < 10*time.Millisecond:

@@ -32,7 +32,7 @@ func TestTopClears(t *testing.T) {
 	for _, terminal := range []bool{true, false} {
 		var text bytes.Buffer
 		out := &output{Writer: bufio.NewWriter(&text), terminal: terminal}
-		a := newApp(strings.NewReader(""), out, &bytes.Buffer{})
+		a := newProgram(strings.NewReader(""), out, &bytes.Buffer{})
 		t.Setenv("NO_COLOR", "1")
 		for n := range 2 {
 			if err := a.printTop(&dirpb.StatusReply{}, nil, n, 10); err != nil {

@@ -29,15 +29,19 @@ import (
 // below treeWorkers times (batchBytes plus one value of the largest size).
 const (
 	treeWorkers = 4
-	batchKeys   = 128
-	batchBytes  = 8 << 20
 	// exportKeys bounds a batch whose values' lengths are not known in advance.
 	exportKeys = 32
 )
 
-func (a *app) addTreeCommands(root *cobra.Command) {
+// Bounds of the keys and of the bytes that one call to the store moves.
+const (
+	batchKeys  = 128
+	batchBytes = 8 << 20
+)
+
+func (a *app) importCommand() *cobra.Command {
 	var prefix string
-	imp := changes(&cobra.Command{
+	c := changes(&cobra.Command{
 		Use:   "import DIR",
 		Short: "Store every file below a folder",
 		Long: "Store every regular file below DIR; its key is the prefix and the path relative\n" +
@@ -52,10 +56,14 @@ func (a *app) addTreeCommands(root *cobra.Command) {
 			return a.importTree(cmd.Context(), args[0], p)
 		},
 	})
-	imp.Flags().StringVar(&prefix, "prefix", "", "begin every key with this")
+	c.Flags().StringVar(&prefix, "prefix", "", "begin every key with this")
+	return c
+}
 
+func (a *app) exportCommand() *cobra.Command {
+	var prefix string
 	var overwrite bool
-	exp := &cobra.Command{
+	c := &cobra.Command{
 		Use:   "export DIR",
 		Short: "Write keys as files below a folder",
 		Long: "Write every key that begins with the prefix to the file below DIR that the rest\n" +
@@ -71,13 +79,10 @@ func (a *app) addTreeCommands(root *cobra.Command) {
 			return a.exportTree(cmd.Context(), args[0], p, overwrite)
 		},
 	}
-	exp.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this, which is cut off")
-	exp.Flags().BoolVar(&overwrite, "overwrite", false,
+	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this, which is cut off")
+	c.Flags().BoolVar(&overwrite, "overwrite", false,
 		"let DIR hold files already, and replace those of the same name")
-	for _, c := range []*cobra.Command{imp, exp} {
-		c.GroupID = "keys"
-		root.AddCommand(c)
-	}
+	return c
 }
 
 // treeReport is what import and export print at the end.

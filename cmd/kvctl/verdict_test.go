@@ -27,7 +27,7 @@ func TestVerdictColors(t *testing.T) {
 		t.Setenv("NO_COLOR", c.noColor)
 		t.Setenv("TERM", c.term)
 		out := &output{Writer: bufio.NewWriter(&bytes.Buffer{}), terminal: c.terminal}
-		a := newApp(strings.NewReader(""), out, &bytes.Buffer{})
+		a := newProgram(strings.NewReader(""), out, &bytes.Buffer{})
 		if got := a.verdictText(c.verdict, "a\tb"); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}

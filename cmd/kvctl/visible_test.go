@@ -26,7 +26,7 @@ func TestForeignText(t *testing.T) {
 		Jobs:      []*dirpb.Job{{Id: 1, PgId: 1, Reason: evil, Trouble: evil}},
 	}
 	var out, errs bytes.Buffer
-	a := newApp(strings.NewReader(""), &out, &errs)
+	a := newProgram(strings.NewReader(""), &out, &errs)
 	for name, print := range map[string]func() error{
 		"nodes":  func() error { return a.printNodes(st) },
 		"stats":  func() error { return a.printStats(st) },

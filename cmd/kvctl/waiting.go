@@ -91,7 +91,7 @@ func waited(err error) error {
 	if err == nil || errors.As(err, new(*exitError)) {
 		return err
 	}
-	return &exitError{exitCode(err), fmt.Errorf("while waiting for it, it goes on by itself: %w", err)}
+	return exitWith(exitCode(err), fmt.Errorf("while waiting for it, it goes on by itself: %w", err))
 }
 
 // call makes a request that changes something; one that may happen twice is made again if nobody knows whether it did.

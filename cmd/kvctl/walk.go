@@ -166,8 +166,7 @@ func (a *app) bigkeysCommand() *cobra.Command {
 			"there are of each size, and their sum. A record is key, value and 32 bytes; the\n" +
 			"place that it has is at most a sixteenth longer. Records that changed while they\n" +
 			"were looked at are only counted.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkTop(n); err != nil {
 				return err
@@ -329,8 +328,7 @@ func (a *app) hotkeysCommand() *cobra.Command {
 			"uses late, several at once, be it a gateway or a program with the library.\n\n" +
 			"Only namespaces of mode cache have counts. In a namespace of mode store each client knows\n" +
 			"its own uses: a gateway with hot-keys shows them on its page, a program asks Client.HotKeys.",
-		Args:    cobra.NoArgs,
-		GroupID: "tools",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkTop(n); err != nil {
 				return err

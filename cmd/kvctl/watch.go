@@ -229,7 +229,6 @@ func (a *app) latencyCommand() *cobra.Command {
 			"GETs, or when it is interrupted; if stdout is no terminal, by default after 1s.",
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeKey(false),
-		GroupID:           "tools",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case o.pause < 0:
