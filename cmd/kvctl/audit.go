@@ -7,10 +7,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-func (a *app) auditCommand() *cobra.Command {
+func (a *commands) auditCommand() *cobra.Command {
 	req := &dirpb.AuditRequest{}
 	c := &cobra.Command{
 		Use:   "audit",
@@ -20,7 +21,7 @@ func (a *app) auditCommand() *cobra.Command {
 			"line \"audit\". Without TLS nobody is known, and the column Identity has a dash.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withBackend(func(b backend) error { return a.printAudit(cmd.Context(), b, req) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.printAudit(cmd.Context(), b, req) })
 		},
 	}
 	c.Flags().Uint32VarP(&req.Limit, "last", "n", 100, "how many to show, the latest; 0: all that are kept")
@@ -28,7 +29,7 @@ func (a *app) auditCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) printAudit(ctx context.Context, b backend, req *dirpb.AuditRequest) error {
+func (a *commands) printAudit(ctx context.Context, b ctl.Backend, req *dirpb.AuditRequest) error {
 	var rep *dirpb.AuditReply
 	err := b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 		rep, err = d.Audit(ctx, req)
@@ -37,12 +38,12 @@ func (a *app) printAudit(ctx context.Context, b backend, req *dirpb.AuditRequest
 	if err != nil {
 		return err
 	}
-	if a.json() {
-		return printProtos(a, rep.GetEntries())
+	if a.JSON() {
+		return ctl.PrintProtos(a.App, rep.GetEntries())
 	}
-	a.printTable(row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"},
-		mapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) row {
-			return row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
+	a.PrintTable(ctl.Row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"},
+		ctl.MapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) ctl.Row {
+			return ctl.Row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
 				cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
 		}))
 	return nil

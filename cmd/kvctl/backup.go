@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/redis/collection"
 	"github.com/kvd-project/kvd/internal/units"
@@ -22,7 +23,7 @@ import (
 // eachItem calls fn with every key that o selects and what it holds, until fn returns false or fails. most is how many
 // keys fn takes at most; 0: all. Values are read some at a time, so that long ones do not add up. Corrupt records are
 // left out, as by patient.Keys.
-func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
+func eachItem(ctx context.Context, s ctl.Store, o client.ScanOptions, most int,
 	fn func(key []byte, it client.Item) (bool, error)) error {
 	var batch []client.Op
 	var damaged []error
@@ -51,13 +52,13 @@ func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
 	}
 	o.KeysOnly = true
 	err := patient.Keys(ctx, s, o, func(kv client.KV) (bool, error) {
-		if len(batch) > 0 && size+kv.Len > batchBytes {
+		if len(batch) > 0 && size+kv.Len > ctl.BatchBytes {
 			if more, err := read(); !more || err != nil {
 				return false, err
 			}
 		}
 		batch, size = append(batch, client.Op{Kind: client.OpGet, Key: kv.Key, Typed: true}), size+kv.Len
-		if len(batch) < batchKeys && (most == 0 || len(batch) < most-given) {
+		if len(batch) < ctl.BatchKeys && (most == 0 || len(batch) < most-given) {
 			return true, nil
 		}
 		return read()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
@@ -154,7 +155,7 @@ func TestBackupDamaged(t *testing.T) {
 		for _, want := range strings.Split(c.want, "|") {
 			named = named || strings.Contains(r.stderr, want)
 		}
-		if r.code != exitUsage || !strings.Contains(r.stderr, "kvctl pipe: line 3: ") || !named {
+		if r.code != ctl.ExitUsage || !strings.Contains(r.stderr, "kvctl pipe: line 3: ") || !named {
 			t.Errorf("%.60q: exit %d, %s; want %q", c.line, r.code, r.stderr, c.want)
 		}
 		if got.OK != int64(len(good)) || got.Failed != 1 {
@@ -190,7 +191,7 @@ func TestScanSaysThatThereIsMore(t *testing.T) {
 			put(t, e.src, ops[:n]...)
 			want := map[int]string{101: more}[n]
 			r := e.run("", args...)
-			if r.code != exitOK || r.stderr != want || strings.Count(r.stdout, "k0") != 100 {
+			if r.code != ctl.ExitOK || r.stderr != want || strings.Count(r.stdout, "k0") != 100 {
 				t.Errorf("%v of %d keys: exit %d, %q, %d keys", args, n, r.code, r.stderr,
 					strings.Count(r.stdout, "k0"))
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/ycsb"
 )
@@ -45,9 +46,9 @@ type benchOptions struct {
 // benchPrefix begins the keys of runs that are not told a prefix. Another run has other keys.
 const benchPrefix = "kvctl-bench/"
 
-func (a *app) benchCommand() *cobra.Command {
+func (a *commands) benchCommand() *cobra.Command {
 	var o benchOptions
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "bench",
 		Short: "Run a YCSB workload, A to F",
 		Long: "Load records and run one of YCSB's core workloads on them.\n\n" +
@@ -91,30 +92,30 @@ func (a *app) benchCommand() *cobra.Command {
 
 func (o *benchOptions) validate() (w ycsb.Workload, d ycsb.Distribution, err error) {
 	if w, err = ycsb.ByName(o.workload); err != nil {
-		return w, d, usagef("--workload: %w", err)
+		return w, d, ctl.Usagef("--workload: %w", err)
 	}
 	if d, err = ycsb.ParseDistribution(o.distribution); err != nil {
-		return w, d, usagef("--distribution: %w", err)
+		return w, d, ctl.Usagef("--distribution: %w", err)
 	}
 	switch {
 	case o.records < 1 || o.records > 1e12:
-		err = usagef("--records %d: want 1 to 10^12", o.records)
+		err = ctl.Usagef("--records %d: want 1 to 10^12", o.records)
 	case o.ops == 0 && o.duration <= 0:
-		err = usagef("--duration %v: want > 0", o.duration)
+		err = ctl.Usagef("--duration %v: want > 0", o.duration)
 	case o.valueSize < 0 || o.valueSize > client.MaxValueLen:
-		err = usagef("--value-size %d: want 0 to %d", o.valueSize, client.MaxValueLen)
+		err = ctl.Usagef("--value-size %d: want 0 to %d", o.valueSize, client.MaxValueLen)
 	case o.threads < 1 || o.threads > 4096:
-		err = usagef("--threads %d: want 1 to 4096", o.threads)
+		err = ctl.Usagef("--threads %d: want 1 to 4096", o.threads)
 	case o.lanes < 0 || o.lanes > 16:
-		err = usagef("--lanes %d: want 0 to 16", o.lanes)
+		err = ctl.Usagef("--lanes %d: want 0 to 16", o.lanes)
 	case o.batch < 1 || o.batch > 1024:
-		err = usagef("--batch %d: want 1 to 1024", o.batch)
+		err = ctl.Usagef("--batch %d: want 1 to 1024", o.batch)
 	case len(o.prefix)+ycsb.KeyLen > client.MaxKeyLen:
-		err = usagef("--prefix: %d bytes, want at most %d", len(o.prefix), client.MaxKeyLen-ycsb.KeyLen)
+		err = ctl.Usagef("--prefix: %d bytes, want at most %d", len(o.prefix), client.MaxKeyLen-ycsb.KeyLen)
 	case o.noLoad && o.prefix == "":
-		err = usagef("--no-load: want the --prefix of the records that are there")
+		err = ctl.Usagef("--no-load: want the --prefix of the records that are there")
 	case o.keep && o.cleanup:
-		err = usagef("--keep and --cleanup: want one of them")
+		err = ctl.Usagef("--keep and --cleanup: want one of them")
 	}
 	return w, d, err
 }
@@ -156,7 +157,7 @@ type benchReport struct {
 	Operations   []opReport        `json:"operations"`
 }
 
-func (a *app) bench(ctx context.Context, o *benchOptions) error {
+func (a *commands) bench(ctx context.Context, o *benchOptions) error {
 	w, dist, err := o.validate()
 	if err != nil {
 		return err
@@ -164,7 +165,7 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 	if o.prefix == "" {
 		o.prefix = benchPrefix + strings.ToLower(crand.Text()[:8]) + "/"
 	}
-	return a.with(ctx, sessionOptions{Lanes: o.lanes}, func(s store) error {
+	return a.With(ctx, ctl.SessionOptions{Lanes: o.lanes}, func(s ctl.Store) error {
 		b := &bench{a: a, o: o, s: s, w: w, dist: dist, keys: ycsb.NewKeyspace(o.records)}
 		rep := benchReport{Workload: w.Name, Records: o.records, ValueBytes: o.valueSize, Threads: o.threads,
 			Batch: o.batch, Seed: o.seed,
@@ -175,7 +176,7 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		if !o.noLoad {
 			begin := time.Now()
 			if loaded, err := b.load(ctx); err != nil {
-				err = fmt.Errorf("load: %w", partly(loaded > 0, err, "after %d of %d records", loaded, o.records))
+				err = fmt.Errorf("load: %w", ctl.Partly(loaded > 0, err, "after %d of %d records", loaded, o.records))
 				return errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
 			}
 			rep.LoadSeconds = time.Since(begin).Seconds()
@@ -195,7 +196,7 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 			total += float64(r.Count)
 		}
 		if err != nil {
-			err = partly(total > 0, err, "after %.0f operations", total)
+			err = ctl.Partly(total > 0, err, "after %.0f operations", total)
 			if ctx.Err() == nil {
 				return errors.Join(err, left)
 			}
@@ -219,29 +220,30 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 	})
 }
 
-func (a *app) printBench(r *benchReport) error {
-	if a.json() {
-		return a.printJSON(r)
+func (a *commands) printBench(r *benchReport) error {
+	if a.JSON() {
+		return a.PrintJSON(r)
 	}
-	fmt.Fprintf(a.stdout, "workload %s, %s, %d records, values of %d bytes, %d threads, batch %d\n", r.Workload,
+	fmt.Fprintf(a.Stdout, "workload %s, %s, %d records, values of %d bytes, %d threads, batch %d\n", r.Workload,
 		r.Distribution,
 		r.Records, r.ValueBytes, r.Threads, r.Batch)
 	if r.LoadSeconds > 0 {
-		fmt.Fprintf(a.stdout, "load     %.2f s, %.0f records/s\n", r.LoadSeconds, r.LoadPerSec)
+		fmt.Fprintf(a.Stdout, "load     %.2f s, %.0f records/s\n", r.LoadSeconds, r.LoadPerSec)
 	}
-	fmt.Fprintf(a.stdout, "run      %.2f s, %.0f operations/s, %.2f RTT and %.2f verbs an operation\n", r.Seconds,
+	fmt.Fprintf(a.Stdout, "run      %.2f s, %.0f operations/s, %.2f RTT and %.2f verbs an operation\n", r.Seconds,
 		r.PerSecond,
 		r.RTTPerOp, r.VerbsPerOp)
 	us := func(ns float64) string { return fmt.Sprintf("%.1f", ns/1000) }
-	a.printTable(row{"Operation", "Count", "Per s", "Not found", "Errors", "Min µs", "Avg µs", "P50 µs", "P95 µs",
+	a.PrintTable(ctl.Row{"Operation", "Count", "Per s", "Not found", "Errors", "Min µs", "Avg µs", "P50 µs", "P95 µs",
 		"P99 µs", "P99.9 µs", "Max µs"},
-		mapTo(r.Operations, func(r opReport) row {
-			return row{r.Operation, r.Count, fmt.Sprintf("%.0f", r.PerSecond), r.NotFound, r.Errors, us(float64(r.Min)),
+		ctl.MapTo(r.Operations, func(r opReport) ctl.Row {
+			return ctl.Row{r.Operation, r.Count, fmt.Sprintf("%.0f", r.PerSecond), r.NotFound, r.Errors,
+				us(float64(r.Min)),
 				us(r.Avg),
 				us(float64(r.P50)), us(float64(r.P95)), us(float64(r.P99)), us(float64(r.P999)), us(float64(r.Max))}
 		}))
 	if r.Kept {
-		fmt.Fprintf(a.stdout, "kept     the records: kvctl del --prefix %s\n", visible(r.Prefix))
+		fmt.Fprintf(a.Stdout, "kept     the records: kvctl del --prefix %s\n", ctl.Visible(r.Prefix))
 	}
 	return nil
 }
@@ -252,9 +254,9 @@ type unsureRecord struct{ n, sum uint64 }
 var benchSums = maphash.MakeSeed()
 
 type bench struct {
-	a    *app
+	a    *commands
 	o    *benchOptions
-	s    store
+	s    ctl.Store
 	w    ycsb.Workload
 	dist ycsb.Distribution
 	keys *ycsb.Keyspace
@@ -292,7 +294,8 @@ func (b *bench) failure() error {
 	if b.fail.n == 0 {
 		return nil
 	}
-	return exitWith(exitCode(b.fail.first), fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first))
+	return ctl.ExitWith(ctl.ExitCode(b.fail.first), fmt.Errorf("%d operations failed, the first: %w", b.fail.n,
+		b.fail.first))
 }
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }
@@ -301,11 +304,11 @@ func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b
 // number it was given all.
 func (b *bench) ranges(ctx context.Context, what string, records uint64, block int,
 	fn func(ctx context.Context, lo, hi uint64) error) (done, given uint64, err error) {
-	bar := b.a.bar(what, "records", func() int64 { return int64(records) })
-	defer bar.end()
+	bar := b.a.Bar(what, "records", func() int64 { return int64(records) })
+	defer bar.End()
 	var next, did atomic.Uint64
-	c := newCrew(ctx)
-	c.run(b.o.threads, func(ctx context.Context) error {
+	c := ctl.NewCrew(ctx)
+	c.Run(b.o.threads, func(ctx context.Context) error {
 		for {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
@@ -320,10 +323,10 @@ func (b *bench) ranges(ctx context.Context, what string, records uint64, block i
 				return err
 			}
 			did.Add(hi - lo)
-			bar.step(int(hi - lo))
+			bar.Step(int(hi - lo))
 		}
 	})
-	err = c.wait()
+	err = c.Wait()
 	return did.Load(), min(next.Load(), records), err
 }
 
@@ -336,7 +339,7 @@ func (b *bench) loadedValue(n uint64) []byte { return randomValue(b.o.valueSize,
 // foreign is the error for a key that the run did not put.
 func (b *bench) foreign(key []byte) error {
 	return fmt.Errorf("%w: it is not of this run and stays as it is; choose another --prefix",
-		b.a.about(key, client.ErrExists))
+		b.a.About(key, client.ErrExists))
 }
 
 func (b *bench) load(ctx context.Context) (records uint64, err error) {
@@ -390,7 +393,7 @@ func (b *bench) loadBlock(ctx context.Context, lo, hi uint64) (put []uint64, uns
 			case errors.Is(err, client.ErrUnknownOutcome):
 				sent[n] = true
 			}
-			first = cmp.Or(first, b.a.about(op.Key, err))
+			first = cmp.Or(first, b.a.About(op.Key, err))
 			op.Err = nil
 			again, which = append(again, op), append(which, n)
 		}
@@ -442,7 +445,7 @@ func (b *bench) deleteAll(ctx context.Context) error {
 		return err
 	}
 	for ns := range slices.Chunk(b.extra, b.block()) {
-		if err := b.deleteKeys(ctx, mapTo(ns, func(n uint64) []byte { return b.key(nil, n) })); err != nil {
+		if err := b.deleteKeys(ctx, ctl.MapTo(ns, func(n uint64) []byte { return b.key(nil, n) })); err != nil {
 			return err
 		}
 	}
@@ -456,7 +459,7 @@ func (b *bench) deleteAll(ctx context.Context) error {
 			return b.deleteKeys(ctx, [][]byte{key})
 		})
 		if err != nil {
-			return b.a.about(key, err)
+			return b.a.About(key, err)
 		}
 	}
 	return nil
@@ -469,7 +472,7 @@ func (b *bench) deleteKeys(ctx context.Context, keys [][]byte) error {
 		var again [][]byte
 		for i, r := range b.s.MultiDelete(ctx, keys) {
 			if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
-				first = cmp.Or(first, b.a.about(keys[i], r.Err))
+				first = cmp.Or(first, b.a.About(keys[i], r.Err))
 				again = append(again, keys[i])
 			}
 		}
@@ -496,23 +499,23 @@ func (b *bench) run(ctx context.Context) ([]*benchThread, float64, error) {
 		stop, cancel = context.WithTimeout(ctx, b.o.duration)
 		defer cancel()
 	}
-	bar := b.a.bar("run", "operations", func() int64 { return cmp.Or(int64(b.o.ops), -1) })
+	bar := b.a.Bar("run", "operations", func() int64 { return cmp.Or(int64(b.o.ops), -1) })
 	threads := make([]*benchThread, b.o.threads)
 	for i := range threads {
 		g, err := ycsb.New(ycsb.Options{Workload: b.w, Distribution: b.dist, Keyspace: b.keys, Seed: b.o.seed,
 			Stream: uint64(i)})
 		if err != nil {
-			return nil, 0, usageError(err)
+			return nil, 0, ctl.UsageError(err)
 		}
 		threads[i] = newBenchThread(b, g, uint64(i), bar)
 	}
 	begin := time.Now()
-	c := newCrew(ctx)
+	c := ctl.NewCrew(ctx)
 	var i atomic.Int64
-	c.run(b.o.threads, func(ctx context.Context) error { return threads[i.Add(1)-1].run(ctx, stop.Done()) })
-	err := c.wait()
+	c.Run(b.o.threads, func(ctx context.Context) error { return threads[i.Add(1)-1].run(ctx, stop.Done()) })
+	err := c.Wait()
 	seconds := time.Since(begin).Seconds()
-	bar.end()
+	bar.End()
 	return threads, seconds, err
 }
 
@@ -538,7 +541,7 @@ type opStats struct {
 type benchThread struct {
 	b      *bench
 	gen    *ycsb.Generator
-	bar    *bar
+	bar    *ctl.Bar
 	stats  [ycsb.NumOps]opStats
 	key    []byte
 	dst    []byte
@@ -551,7 +554,7 @@ type benchThread struct {
 	unsure   []unsureRecord
 }
 
-func newBenchThread(b *bench, g *ycsb.Generator, id uint64, bar *bar) *benchThread {
+func newBenchThread(b *bench, g *ycsb.Generator, id uint64, bar *ctl.Bar) *benchThread {
 	return &benchThread{b: b, gen: g, bar: bar, dst: make([]byte, b.o.valueSize),
 		value:  randomValue(b.o.valueSize, b.o.seed+id),
 		serial: id << 40, cursor: client.Cursor{Prefix: rand.New(rand.NewPCG(b.o.seed, id)).Uint64()}}
@@ -588,7 +591,7 @@ func (t *benchThread) run(ctx context.Context, stop <-chan struct{}) error {
 		if err != nil {
 			return err
 		}
-		t.bar.step(n)
+		t.bar.Step(n)
 	}
 }
 
@@ -680,7 +683,7 @@ func (t *benchThread) many(ctx context.Context, n int) error {
 			rs := t.b.s.MultiPut(ctx, pairs)
 			err = t.judgeAll(t.record(op, begin, len(reqs)), rs)
 		case ycsb.Insert:
-			ops := mapTo(reqs, t.insertOf)
+			ops := ctl.MapTo(reqs, t.insertOf)
 			begin := time.Now()
 			t.b.s.Do(ctx, ops)
 			s := t.record(op, begin, len(reqs))
@@ -735,12 +738,12 @@ func (t *benchThread) noteInsert(r ycsb.Request, op *client.Op) error {
 }
 
 func (t *benchThread) keysOf(reqs []ycsb.Request) [][]byte {
-	return mapTo(reqs, func(r ycsb.Request) []byte { return t.b.key(nil, r.Record) })
+	return ctl.MapTo(reqs, func(r ycsb.Request) []byte { return t.b.key(nil, r.Record) })
 }
 
 func (t *benchThread) pairsOf(reqs []ycsb.Request) []client.KV {
 	v := t.newValue()
-	return mapTo(reqs, func(r ycsb.Request) client.KV { return client.KV{Key: t.b.key(nil, r.Record), Value: v} })
+	return ctl.MapTo(reqs, func(r ycsb.Request) client.KV { return client.KV{Key: t.b.key(nil, r.Record), Value: v} })
 }
 
 func (t *benchThread) judgeAll(s *opStats, rs []client.Result) error {

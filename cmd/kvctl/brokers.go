@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
@@ -25,7 +26,7 @@ import (
 // brokersTogether is how many brokers are asked at a time.
 const brokersTogether = 32
 
-func (a *app) brokersCommand() *cobra.Command {
+func (a *commands) brokersCommand() *cobra.Command {
 	interval := time.Second
 	c := &cobra.Command{
 		Use:   "brokers",
@@ -38,9 +39,9 @@ func (a *app) brokersCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < 0 {
-				return usagef("--interval %v: want >= 0", interval)
+				return ctl.Usagef("--interval %v: want >= 0", interval)
 			}
-			return a.withBackend(func(b backend) error { return a.listBrokers(cmd.Context(), b, interval) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.listBrokers(cmd.Context(), b, interval) })
 		},
 	}
 	c.Flags().DurationVar(&interval, "interval", interval, "time over which operations are counted; 0: they are not")
@@ -50,11 +51,11 @@ func (a *app) brokersCommand() *cobra.Command {
 		Long: "List the programs that are connected to a broker, with their processes and users.\n" +
 			"BROKER is a name of kvctl brokers, or the address of its page there.",
 		Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
-			return mapTo(overview.Brokers(st), (*overview.Broker).Name)
+		ValidArgsFunction: a.Complete(func(st *dirpb.StatusReply) []string {
+			return ctl.MapTo(overview.Brokers(st), (*overview.Broker).Name)
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withBackend(func(b backend) error { return a.listPrograms(cmd.Context(), b, args[0]) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.listPrograms(cmd.Context(), b, args[0]) })
 		},
 	})
 	return c
@@ -131,19 +132,19 @@ func parseBroker(page []byte) (*brokerNumbers, error) {
 }
 
 // askBroker asks a broker for a page of its http-listen.
-func (a *app) askBroker(ctx context.Context, b *overview.Broker, path string) ([]byte, error) {
-	conf, err := a.tlsConfig()
+func (a *commands) askBroker(ctx context.Context, b *overview.Broker, path string) ([]byte, error) {
+	conf, err := a.TLSConfig()
 	if err != nil {
 		return nil, err
 	}
 	host, _ := os.Hostname() // empty: it is no broker's
-	switch near := isLoopback(b.Page.Host); {
+	switch near := ctl.IsLoopback(b.Page.Host); {
 	case near && b.Host != host:
 		return nil, errors.New("it listens on its own machine only: run kvctl there, or set its http-listen")
 	case b.Page.Scheme == "https" && conf == nil:
-		return nil, usagef("it has TLS: want --tls-ca")
-	case b.Page.Scheme == "http" && !near && !a.insecure:
-		return nil, usagef("it is not on this machine, and without TLS: want --insecure to ask it in clear")
+		return nil, ctl.Usagef("it has TLS: want --tls-ca")
+	case b.Page.Scheme == "http" && !near && !a.Insecure:
+		return nil, ctl.Usagef("it is not on this machine, and without TLS: want --insecure to ask it in clear")
 	}
 	return a.fetchPage(ctx, b.Page, path, conf)
 }
@@ -157,7 +158,7 @@ type heard struct {
 }
 
 // measure asks brokers how they are, those that have answered so far.
-func (a *app) measure(ctx context.Context, all []*heard) {
+func (a *commands) measure(ctx context.Context, all []*heard) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, brokersTogether)
 	for _, x := range all {
@@ -177,16 +178,16 @@ func (a *app) measure(ctx context.Context, all []*heard) {
 	wg.Wait()
 }
 
-func (a *app) listBrokers(ctx context.Context, b backend, interval time.Duration) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) listBrokers(ctx context.Context, b ctl.Backend, interval time.Duration) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	all := mapTo(overview.Brokers(st), func(b *overview.Broker) *heard { return &heard{Broker: b} })
+	all := ctl.MapTo(overview.Brokers(st), func(b *overview.Broker) *heard { return &heard{Broker: b} })
 	a.measure(ctx, all)
 	if interval > 0 && slices.ContainsFunc(all, func(x *heard) bool { return x.is != nil }) {
 		began := time.Now()
-		if !pause(ctx, interval) {
+		if !ctl.Pause(ctx, interval) {
 			return ctx.Err()
 		}
 		a.measure(ctx, all)
@@ -205,39 +206,39 @@ func (a *app) listBrokers(ctx context.Context, b backend, interval time.Duration
 	return a.printBrokers(all)
 }
 
-func (a *app) printBrokers(all []*heard) error {
+func (a *commands) printBrokers(all []*heard) error {
 	silent := 0
-	lines := mapTo(all, func(x *heard) brokerLine {
+	lines := ctl.MapTo(all, func(x *heard) brokerLine {
 		l := brokerLine{Name: x.Name(), Identity: x.Identity, Namespaces: x.Namespaces, brokerNumbers: x.is}
 		if x.Page != nil {
 			l.Page = x.Page.String()
 		}
 		if x.err != nil {
-			l.Error = oneLine(x.err.Error())
+			l.Error = ctl.OneLine(x.err.Error())
 			silent++
 		}
 		return l
 	})
 	for _, l := range lines {
-		if a.json() {
-			if err := a.printJSON(l); err != nil {
+		if a.JSON() {
+			if err := a.PrintJSON(l); err != nil {
 				return err
 			}
 		} else if l.Error != "" {
-			a.say("kvctl brokers: %s: %s", l.Name, l.Error)
+			a.Say("kvctl brokers: %s: %s", l.Name, l.Error)
 		}
 	}
-	if !a.json() {
-		a.printTable(row{"Broker", "Namespaces", "Page", "Socket", "Programs", "Operations/s", "Shared", "State"},
-			mapTo(lines, brokerLine.row))
+	if !a.JSON() {
+		a.PrintTable(ctl.Row{"Broker", "Namespaces", "Page", "Socket", "Programs", "Operations/s", "Shared", "State"},
+			ctl.MapTo(lines, brokerLine.row))
 	}
 	if silent > 0 {
-		return exitWith(exitUnavailable, fmt.Errorf("%d of %d brokers did not answer", silent, len(lines)))
+		return ctl.ExitWith(ctl.ExitUnavailable, fmt.Errorf("%d of %d brokers did not answer", silent, len(lines)))
 	}
 	return nil
 }
 
-func (l brokerLine) row() row {
+func (l brokerLine) row() ctl.Row {
 	namespaces, page := strings.Join(l.Namespaces, ","), cmp.Or(l.Page, "-")
 	n := l.brokerNumbers
 	if n == nil {
@@ -245,13 +246,13 @@ func (l brokerLine) row() row {
 		if l.Error == "" {
 			state = "http-listen is off"
 		}
-		return row{l.Name, namespaces, page, "-", "-", "-", "-", state}
+		return ctl.Row{l.Name, namespaces, page, "-", "-", "-", "-", state}
 	}
 	rate := "-"
 	if n.Rate != nil {
 		rate = fmt.Sprintf("%.0f", *n.Rate)
 	}
-	return row{l.Name, namespaces, page, n.Socket, n.Programs, rate, bytesText(n.Shared), "up"}
+	return ctl.Row{l.Name, namespaces, page, n.Socket, n.Programs, rate, ctl.BytesText(n.Shared), "up"}
 }
 
 // findBroker finds a broker by its name, or by the address of its page.
@@ -264,17 +265,17 @@ func findBroker(st *dirpb.StatusReply, name string) (*overview.Broker, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, exitWith(exitNo, fmt.Errorf("unknown broker %q (kvctl brokers lists them)", name))
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("unknown broker %q (kvctl brokers lists them)", name))
 	case len(found) > 1:
-		return nil, usagef("%q is the name of %d brokers: want the address of a page", name, len(found))
+		return nil, ctl.Usagef("%q is the name of %d brokers: want the address of a page", name, len(found))
 	case found[0].Page == nil:
-		return nil, exitWith(exitNo, fmt.Errorf("broker %s: its http-listen is off", name))
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("broker %s: its http-listen is off", name))
 	}
 	return found[0], nil
 }
 
-func (a *app) listPrograms(ctx context.Context, b backend, name string) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) listPrograms(ctx context.Context, b ctl.Backend, name string) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -283,20 +284,20 @@ func (a *app) listPrograms(ctx context.Context, b backend, name string) error {
 		return err
 	}
 	t, err := a.programsOf(ctx, found)
-	if usage := (*exitError)(nil); errors.As(err, &usage) {
+	if usage := (*ctl.ExitError)(nil); errors.As(err, &usage) {
 		return fmt.Errorf("broker %s: %w", name, err)
 	}
 	if err != nil {
-		return exitWith(exitUnavailable, fmt.Errorf("broker %s: %w", name, err))
+		return ctl.ExitWith(ctl.ExitUnavailable, fmt.Errorf("broker %s: %w", name, err))
 	}
 	if t.More > 0 {
-		defer a.say("kvctl brokers programs: %d more are left out", t.More)
+		defer a.Say("kvctl brokers programs: %d more are left out", t.More)
 	}
-	if !a.json() {
-		cells := func(r []string) row { return mapTo(r, func(s string) any { return s }) }
-		a.printTable(cells(mapTo(t.Header, func(s string) string {
+	if !a.JSON() {
+		cells := func(r []string) ctl.Row { return ctl.MapTo(r, func(s string) any { return s }) }
+		a.PrintTable(cells(ctl.MapTo(t.Header, func(s string) string {
 			return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):]
-		})), mapTo(t.Rows, cells))
+		})), ctl.MapTo(t.Rows, cells))
 		return nil
 	}
 	for _, r := range t.Rows {
@@ -308,7 +309,7 @@ func (a *app) listPrograms(ctx context.Context, b backend, name string) error {
 				line[key] = n
 			}
 		}
-		if err := a.printJSON(line); err != nil {
+		if err := a.PrintJSON(line); err != nil {
 			return err
 		}
 	}
@@ -324,7 +325,7 @@ type programsTable struct {
 }
 
 // programsOf asks a broker who is connected. Each row has as many cells as the header.
-func (a *app) programsOf(ctx context.Context, b *overview.Broker) (*programsTable, error) {
+func (a *commands) programsOf(ctx context.Context, b *overview.Broker) (*programsTable, error) {
 	text, err := a.askBroker(ctx, b, "/state.json")
 	if err != nil {
 		return nil, err

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/authority"
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
 // Files of an authority, in its folder.
@@ -33,7 +34,7 @@ const (
 
 const day = 24 * time.Hour
 
-func (a *app) certsCommand() *cobra.Command {
+func (a *commands) certsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "certs",
 		Short: "Make a private certificate authority, and certificates for a cluster",
@@ -46,7 +47,7 @@ func (a *app) certsCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) certsInitCommand() *cobra.Command {
+func (a *commands) certsInitCommand() *cobra.Command {
 	var dir, trust string
 	var days int
 	c := &cobra.Command{
@@ -56,15 +57,15 @@ func (a *app) certsInitCommand() *cobra.Command {
 			"tls.ca, and ca-key.pem, which certs issue needs and no process. Anybody who has that key can be\n" +
 			"anybody to the cluster: keep it where only operators are.",
 		Args:        cobra.NoArgs,
-		Annotations: map[string]string{writes: ""},
+		Annotations: map[string]string{ctl.Writes: ""},
 		RunE: func(*cobra.Command, []string) error {
 			valid, err := validDays(days)
 			if err != nil {
 				return err
 			}
-			ca, err := authority.New(trust, a.now(), valid)
+			ca, err := authority.New(trust, a.Now(), valid)
 			if err != nil {
-				return usageError(err)
+				return ctl.UsageError(err)
 			}
 			key, err := ca.KeyPEM()
 			if err != nil {
@@ -83,7 +84,7 @@ func (a *app) certsInitCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) certsIssueCommand() *cobra.Command {
+func (a *commands) certsIssueCommand() *cobra.Command {
 	var dir, out, role string
 	var dns, ips, groups []string
 	var days int
@@ -97,7 +98,7 @@ func (a *app) certsIssueCommand() *cobra.Command {
 			"memnode or gateway needs some. A janitor, archive or operator may have some, to serve\n" +
 			"metrics or kvctl perf; a client has none.",
 		Args:        cobra.ExactArgs(1),
-		Annotations: map[string]string{writes: ""},
+		Annotations: map[string]string{ctl.Writes: ""},
 		RunE: func(_ *cobra.Command, args []string) error {
 			q := authority.Request{Name: args[0], Role: role, Groups: groups, DNS: dns}
 			var err error
@@ -107,7 +108,7 @@ func (a *app) certsIssueCommand() *cobra.Command {
 			for _, s := range ips {
 				ip := net.ParseIP(s)
 				if ip == nil {
-					return usagef("--ip %q: want an IP address", s)
+					return ctl.Usagef("--ip %q: want an IP address", s)
 				}
 				q.IPs = append(q.IPs, ip)
 			}
@@ -115,9 +116,9 @@ func (a *app) certsIssueCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cert, certPEM, key, err := ca.Issue(a.now(), q)
+			cert, certPEM, key, err := ca.Issue(a.Now(), q)
 			if err != nil {
-				return usageError(err)
+				return ctl.UsageError(err)
 			}
 			if out == "" {
 				out = dir
@@ -143,7 +144,7 @@ func (a *app) certsIssueCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) certsRevokeCommand() *cobra.Command {
+func (a *commands) certsRevokeCommand() *cobra.Command {
 	var dir string
 	var serials []string
 	var days int
@@ -154,7 +155,7 @@ func (a *app) certsRevokeCommand() *cobra.Command {
 			"every process is given as tls.crl. NAME.pem there is a certificate to revoke; --serial revokes\n" +
 			"one whose file is gone, such as the one that was renewed. Without either the list is\n" +
 			"renewed as it is, which it should be before it expires.",
-		Annotations: map[string]string{writes: ""},
+		Annotations: map[string]string{ctl.Writes: ""},
 		RunE: func(_ *cobra.Command, args []string) error {
 			valid, err := validDays(days)
 			if err != nil {
@@ -164,7 +165,7 @@ func (a *app) certsRevokeCommand() *cobra.Command {
 			for _, s := range serials {
 				n, ok := new(big.Int).SetString(s, 16)
 				if !ok {
-					return usagef("--serial %q: want a serial number in hexadecimal, as certs show has it", s)
+					return ctl.Usagef("--serial %q: want a serial number in hexadecimal, as certs show has it", s)
 				}
 				revoke = append(revoke, n)
 			}
@@ -184,9 +185,9 @@ func (a *app) certsRevokeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list, text, err := ca.Revoke(a.now(), old, revoke, valid)
+			list, text, err := ca.Revoke(a.Now(), old, revoke, valid)
 			if err != nil {
-				return usageError(fmt.Errorf("%s: %w", file, err))
+				return ctl.UsageError(fmt.Errorf("%s: %w", file, err))
 			}
 			if err := renameio.WriteFile(file, text, 0o644); err != nil {
 				return err
@@ -211,7 +212,7 @@ func issuedCert(ca *authority.Authority, file string) (*x509.Certificate, error)
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	if err := all[0].CheckSignatureFrom(ca.Certificate()); err != nil || all[0].IsCA {
-		return nil, usagef("%s: it is no certificate that this authority has issued", file)
+		return nil, ctl.Usagef("%s: it is no certificate that this authority has issued", file)
 	}
 	return all[0], nil
 }
@@ -235,15 +236,15 @@ func readList(file string) (*x509.RevocationList, error) {
 	return lists[0], nil
 }
 
-func (a *app) printList(file string, l *x509.RevocationList) error {
-	left := l.NextUpdate.Sub(a.now())
-	if a.json() {
+func (a *commands) printList(file string, l *x509.RevocationList) error {
+	left := l.NextUpdate.Sub(a.Now())
+	if a.JSON() {
 		revoked := []map[string]any{}
 		for _, e := range l.RevokedCertificateEntries {
 			revoked = append(revoked, map[string]any{"serial": e.SerialNumber.Text(16),
 				"revoked": e.RevocationTime.UTC().Format(time.RFC3339)})
 		}
-		return a.printJSON(map[string]any{"file": file, "issuer": l.Issuer.String(), "number": certs.Number(l),
+		return a.PrintJSON(map[string]any{"file": file, "issuer": l.Issuer.String(), "number": certs.Number(l),
 			"made":    l.ThisUpdate.UTC().Format(time.RFC3339),
 			"expires": l.NextUpdate.UTC().Format(time.RFC3339), "seconds_left": int64(left.Seconds()),
 			"revoked": revoked})
@@ -252,18 +253,18 @@ func (a *app) printList(file string, l *x509.RevocationList) error {
 	if left < 0 {
 		state = "EXPIRED: what it lists stays refused; renew it with kvctl certs revoke"
 	}
-	fmt.Fprintf(a.stdout, "%-9s %s\n%-9s %s\n%-9s %s\n%-9s %s to %s, %s\n", "file", visible(file), "issuer",
-		visible(l.Issuer.String()), "number", visible(certs.Number(l)),
+	fmt.Fprintf(a.Stdout, "%-9s %s\n%-9s %s\n%-9s %s\n%-9s %s to %s, %s\n", "file", ctl.Visible(file), "issuer",
+		ctl.Visible(l.Issuer.String()), "number", ctl.Visible(certs.Number(l)),
 		"valid", l.ThisUpdate.UTC().Format(time.DateTime), l.NextUpdate.UTC().Format(time.DateTime), state)
 	for _, e := range l.RevokedCertificateEntries {
-		fmt.Fprintf(a.stdout, "%-9s %s on %s\n", "revoked", e.SerialNumber.Text(16),
+		fmt.Fprintf(a.Stdout, "%-9s %s on %s\n", "revoked", e.SerialNumber.Text(16),
 			e.RevocationTime.UTC().Format(time.DateTime))
 	}
-	_, err := fmt.Fprintln(a.stdout)
+	_, err := fmt.Fprintln(a.Stdout)
 	return err
 }
 
-func (a *app) certsShowCommand() *cobra.Command {
+func (a *commands) certsShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show FILE...",
 		Short: "Show who certificates are for, and until when they are valid",
@@ -283,7 +284,7 @@ func (a *app) certsShowCommand() *cobra.Command {
 						return fmt.Errorf("%s: %w", file, err)
 					}
 					for _, l := range lists {
-						valid = valid && !a.now().After(l.NextUpdate)
+						valid = valid && !a.Now().After(l.NextUpdate)
 						if err := a.printList(file, l); err != nil {
 							return err
 						}
@@ -295,14 +296,14 @@ func (a *app) certsShowCommand() *cobra.Command {
 					return fmt.Errorf("%s: %w", file, err)
 				}
 				for _, c := range all {
-					valid = valid && certs.CheckTime(c, a.now()) == nil
+					valid = valid && certs.CheckTime(c, a.Now()) == nil
 					if err := a.printCert(file, c); err != nil {
 						return err
 					}
 				}
 			}
 			if !valid {
-				return fail(exitNo)
+				return ctl.Fail(ctl.ExitNo)
 			}
 			return nil
 		},
@@ -314,7 +315,7 @@ const maxDays = 100 * 365
 
 func validDays(days int) (time.Duration, error) {
 	if days < 1 || days > maxDays {
-		return 0, usagef("--days %d: want 1 to %d", days, maxDays)
+		return 0, ctl.Usagef("--days %d: want 1 to %d", days, maxDays)
 	}
 	return time.Duration(days) * day, nil
 }
@@ -364,13 +365,13 @@ func writeNew(file string, text []byte, mode fs.FileMode) error {
 	return nil
 }
 
-func (a *app) printIssued(c *x509.Certificate, certFile, keyFile string) error {
-	if a.json() {
-		return a.printJSON(map[string]any{"identity": certs.Identity(c), "cert": certFile, "key": keyFile,
+func (a *commands) printIssued(c *x509.Certificate, certFile, keyFile string) error {
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"identity": certs.Identity(c), "cert": certFile, "key": keyFile,
 			"expires": c.NotAfter.UTC().Format(time.RFC3339)})
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s, valid until %s\n%s, and its key %s\n", visible(certs.Identity(c)),
-		c.NotAfter.UTC().Format(time.DateOnly), visible(certFile), visible(keyFile))
+	_, err := fmt.Fprintf(a.Stdout, "%s, valid until %s\n%s, and its key %s\n", ctl.Visible(certs.Identity(c)),
+		c.NotAfter.UTC().Format(time.DateOnly), ctl.Visible(certFile), ctl.Visible(keyFile))
 	return err
 }
 
@@ -400,16 +401,16 @@ func keyKind(c *x509.Certificate) string {
 	return c.PublicKeyAlgorithm.String()
 }
 
-func (a *app) printCert(file string, c *x509.Certificate) error {
+func (a *commands) printCert(file string, c *x509.Certificate) error {
 	var at []string
 	at = append(at, c.DNSNames...)
 	for _, ip := range c.IPAddresses {
 		at = append(at, ip.String())
 	}
-	left := c.NotAfter.Sub(a.now())
+	left := c.NotAfter.Sub(a.Now())
 	sum := fmt.Sprintf("%x", sha256.Sum256(c.Raw))
-	if a.json() {
-		return a.printJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(),
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(),
 			"issuer": c.Issuer.String(), "groups": append([]string{}, c.Subject.Organization...),
 			"hosts": append([]string{}, at...),
 			"uses":  append([]string{}, uses(c)...), "key": keyKind(c), "not_before": c.NotBefore.UTC().Format(
@@ -417,7 +418,7 @@ func (a *app) printCert(file string, c *x509.Certificate) error {
 			"seconds_left": int64(left.Seconds()), "serial": c.SerialNumber.Text(16), "sha256": sum})
 	}
 	state := fmt.Sprintf("%d days left", int(left/day))
-	if err := certs.CheckTime(c, a.now()); err != nil {
+	if err := certs.CheckTime(c, a.Now()); err != nil {
 		state = "NOT VALID NOW"
 	}
 	for _, line := range [][2]string{{"file", file}, {"identity", certs.Identity(c)},
@@ -429,10 +430,10 @@ func (a *app) printCert(file string, c *x509.Certificate) error {
 		if line[1] == "" {
 			line[1] = "-"
 		}
-		if _, err := fmt.Fprintf(a.stdout, "%-9s %s\n", line[0], visible(line[1])); err != nil {
+		if _, err := fmt.Fprintf(a.Stdout, "%-9s %s\n", line[0], ctl.Visible(line[1])); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintln(a.stdout)
+	_, err := fmt.Fprintln(a.Stdout)
 	return err
 }

@@ -14,11 +14,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-func (a *app) checkCommand() *cobra.Command {
+func (a *commands) checkCommand() *cobra.Command {
 	var noRepair, free bool
 	var patient time.Duration
 	c := &cobra.Command{
@@ -40,10 +41,10 @@ func (a *app) checkCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if patient <= 0 {
-				return usagef("--for %v: want > 0", patient)
+				return ctl.Usagef("--for %v: want > 0", patient)
 			}
 			if noRepair && free {
-				return usagef("--repair and --no-repair: want one of them")
+				return ctl.Usagef("--repair and --no-repair: want one of them")
 			}
 			return a.check(cmd.Context(), !noRepair, free, patient)
 		},
@@ -72,8 +73,8 @@ type checkReport struct {
 // differenceRest is how long a difference between copies must stand to be one.
 const differenceRest = 300 * time.Millisecond
 
-func (a *app) check(ctx context.Context, repair, free bool, patient time.Duration) error {
-	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+func (a *commands) check(ctx context.Context, repair, free bool, patient time.Duration) error {
+	return a.inside(ctx, func(b ctl.Backend, s ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		rep, err := a.examine(ctx, b, s, st, ns, repair, free, patient)
 		if err != nil {
 			return err
@@ -82,17 +83,17 @@ func (a *app) check(ctx context.Context, repair, free bool, patient time.Duratio
 			return err
 		}
 		if !rep.OK {
-			return fail(exitNo)
+			return ctl.Fail(ctl.ExitNo)
 		}
 		return nil
 	})
 }
 
 // examine repairs the namespace, if it is to, frees what is lost, if it is to, and checks it.
-func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace,
+func (a *commands) examine(ctx context.Context, b ctl.Backend, s ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace,
 	repair, free bool, patient time.Duration) (*checkReport, error) {
 	rep := &checkReport{Report: check.NewReport()}
-	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
+	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, ctl.ErrStalled) {
 		return nil, err
 	}
 	var freed []string // problems with what was freed
@@ -109,16 +110,16 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 			}
 			freed = rep.Problems[n:]
 		}
-		bar := a.bar("check", "", func() int64 { return check.Segments(st.GetMap(), ns.GetId()) })
+		bar := a.Bar("check", "", func() int64 { return check.Segments(st.GetMap(), ns.GetId()) })
 		err := check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
-			NowMillis: uint64(a.now().UnixMilli()), Rest: differenceRest, Key: a.showKey, Progress: bar.step})
-		bar.end()
+			NowMillis: uint64(a.Now().UnixMilli()), Rest: differenceRest, Key: a.ShowKey, Progress: bar.Step})
+		bar.End()
 		// Janitors work on after a scrub, and what they leave behind is not counted then. The next one recalls it.
 		if err != nil || !repair || rep.Unreachable == 0 || round == scrubRounds {
 			rep.OK = rep.Good() && rep.Lost == 0 && rep.Freed == 0
 			return rep, err
 		}
-		a.say("kvctl check: %s became nobody's since the scrub: checking again", bytesText(rep.Unreachable))
+		a.Say("kvctl check: %s became nobody's since the scrub: checking again", ctl.BytesText(rep.Unreachable))
 		rep.Report = check.NewReport()
 		rep.Problems = append(rep.Problems, freed...)
 	}
@@ -127,8 +128,8 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 // awaitWhole waits until every placement group of ns has all of its copies, and what
 // sessions held that are being fenced is nobody's. Copies that are still missing when nothing changes any
 // more are reported later.
-func (a *app) awaitWhole(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
-	return a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
+func (a *commands) awaitWhole(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace, patient time.Duration) error {
+	return a.Await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 		pgs := overview.Groups(st.GetMap(), ns.GetId())
 		var missing []string
 		for _, p := range pgs {
@@ -146,8 +147,8 @@ func (a *app) awaitWhole(ctx context.Context, b backend, ns *dirpb.Namespace, pa
 		if fencing > 0 {
 			missing = append(missing, fmt.Sprintf("%d sessions to be fenced", fencing))
 		}
-		return progress{done: uint64(done), total: uint64(len(pgs)),
-			left: "waiting for " + strings.Join(missing, ", "), detail: jobsText(st)}, len(missing) == 0, nil
+		return ctl.Progress{Done: uint64(done), Total: uint64(len(pgs)),
+			Left: "waiting for " + strings.Join(missing, ", "), Detail: ctl.JobsText(st)}, len(missing) == 0, nil
 	})
 }
 
@@ -174,17 +175,17 @@ const recallPause = 2 * time.Second
 
 // scrub has janitors scrub every placement group that can be, and waits until they
 // and the recalls that they cause are done.
-func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration,
+func (a *commands) scrub(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace, patient time.Duration,
 	rep *checkReport) error {
 	for round := 1; ; round++ {
 		lost := rep.Lost
 		rep.Lost = 0
 		recalls := make(map[uint32]bool)
 		groups := make(map[uint32]*scrubbing)
-		stalled := a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
+		stalled := a.Await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 			return a.scrubStep(ctx, b, ns, st, groups, recalls, rep)
 		})
-		if stalled != nil && !errors.Is(stalled, errStalled) {
+		if stalled != nil && !errors.Is(stalled, ctl.ErrStalled) {
 			return stalled
 		}
 		done := 0
@@ -200,7 +201,7 @@ func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient
 			case g.ended: // what leaks is counted with the rest
 				for _, j := range last.GetJobs() {
 					if j.GetPgId() == id && j.GetKind() == dirpb.JobKind_JOB_RECALL {
-						rep.Problem(id, "recall of extent %s did not end: %s", extentsText(j),
+						rep.Problem(id, "recall of extent %s did not end: %s", ctl.ExtentsText(j),
 							unfinished(j.GetId(), last))
 					}
 				}
@@ -223,18 +224,18 @@ const janitorName = "janitor"
 
 // dismiss gives janitors a few seconds to close their sessions: what they were granted
 // can be told from what leaked only when they have.
-func (a *app) dismiss(ctx context.Context, b backend, ns *dirpb.Namespace) error {
+func (a *commands) dismiss(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace) error {
 	late := errors.New("janitors have more to do")
 	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, late)
 	defer cancel()
-	err := a.await(ctx, b, "check", 0, func(st *dirpb.StatusReply) (progress, bool, error) {
+	err := a.Await(ctx, b, "check", 0, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 		n := 0
 		for _, s := range st.GetSessions() {
 			if s.GetNamespace() == ns.GetName() && s.GetClient() == janitorName {
 				n++
 			}
 		}
-		return progress{left: "waiting for janitors to leave"}, n == 0, nil
+		return ctl.Progress{Left: "waiting for janitors to leave"}, n == 0, nil
 	})
 	if errors.Is(err, late) {
 		return nil
@@ -243,8 +244,8 @@ func (a *app) dismiss(ctx context.Context, b backend, ns *dirpb.Namespace) error
 }
 
 // lastStatus is the state as far as the directory tells it.
-func (a *app) lastStatus(ctx context.Context, b backend) *dirpb.StatusReply {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) lastStatus(ctx context.Context, b ctl.Backend) *dirpb.StatusReply {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return &dirpb.StatusReply{}
 	}
@@ -270,8 +271,8 @@ func unfinished(id uint32, st *dirpb.StatusReply) string {
 }
 
 // scrubStep starts what can be started and looks how far the rest is.
-func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st *dirpb.StatusReply,
-	groups map[uint32]*scrubbing, recalls map[uint32]bool, rep *checkReport) (p progress, done bool, err error) {
+func (a *commands) scrubStep(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace, st *dirpb.StatusReply,
+	groups map[uint32]*scrubbing, recalls map[uint32]bool, rep *checkReport) (p ctl.Progress, done bool, err error) {
 	jobs := make(map[uint32]*dirpb.Job)   // by id
 	busy := make(map[uint32][]*dirpb.Job) // by placement group
 	for _, j := range st.GetJobs() {
@@ -317,7 +318,7 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 				g.done = pg.GetState() == dirpb.PGState_PG_LOST
 				g.why = overview.StateText(st.GetMap(), pg)
 			case len(busy[id]) > 0:
-				g.why = jobName(busy[id][0]) + " is in the way"
+				g.why = ctl.JobName(busy[id][0]) + " is in the way"
 			case pg.GetJoining():
 				g.why = overview.StateText(st.GetMap(), pg)
 			default:
@@ -340,21 +341,22 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 			finished++
 		}
 		if j := jobs[g.job]; j != nil {
-			p.detail = jobsText(st)
+			p.Detail = ctl.JobsText(st)
 		}
 	}
-	p.done, p.total = uint64(finished), uint64(len(pgs))
-	p.left = fmt.Sprintf("scrubbed %d of %d placement groups%s", finished, len(pgs), troubles(st))
+	p.Done, p.Total = uint64(finished), uint64(len(pgs))
+	p.Left = fmt.Sprintf("scrubbed %d of %d placement groups%s", finished, len(pgs), ctl.Troubles(st))
 	if leaking > 0 {
-		p.left += fmt.Sprintf(", %d extents are being recalled", leaking)
+		p.Left += fmt.Sprintf(", %d extents are being recalled", leaking)
 	}
 	return p, finished == len(pgs), nil
 }
 
 // startScrub asks for a scrub. A refusal is kept, and it is asked for again.
-func (a *app) startScrub(ctx context.Context, b backend, pg uint32, u *dirpb.PGUsage, g *scrubbing) error {
-	rep, err := call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
-		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: a.namespace, PgId: pg,
+func (a *commands) startScrub(ctx context.Context, b ctl.Backend, pg uint32, u *dirpb.PGUsage, g *scrubbing) error {
+	rep, err := ctl.Call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply,
+		error) {
+		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: a.Namespace, PgId: pg,
 			Repair: true})
 	})
 	switch status.Code(err) {
@@ -373,9 +375,9 @@ func (a *app) startScrub(ctx context.Context, b backend, pg uint32, u *dirpb.PGU
 	return nil
 }
 
-func (a *app) printCheck(r *checkReport) error {
-	if a.json() {
-		return a.printJSON(r)
+func (a *commands) printCheck(r *checkReport) error {
+	if a.JSON() {
+		return a.PrintJSON(r)
 	}
 	verdict := "ok"
 	if !r.OK {
@@ -385,7 +387,7 @@ func (a *app) printCheck(r *checkReport) error {
 	if r.Holders > 0 {
 		held = fmt.Sprintf("bytes held by %d sessions", r.Holders)
 	}
-	a.printTable(row{"Checked", ""}, []row{
+	a.PrintTable(ctl.Row{"Checked", ""}, []ctl.Row{
 		{"placement groups", r.PGs}, {"replicas", r.Replicas}, {"groups", r.Groups}, {"  with overflow", r.Overflow},
 		{"  insert lock held", r.Locks}, {"slots live", r.Live}, {"  frozen", r.Frozen},
 		{"    by transactions", r.Intents}, {"  moved", r.Moved}, {"  empty", r.Empty},
@@ -393,30 +395,31 @@ func (a *app) printCheck(r *checkReport) error {
 		{"chunks of long values", r.Chunks},
 		{"records", r.Records}, {"bytes of records", r.Bytes}, {held, r.Held}, {"busy, not checked", r.Busy},
 	})
-	fmt.Fprintln(a.stdout)
-	a.printTable(row{"Repaired", ""}, []row{
+	fmt.Fprintln(a.Stdout)
+	a.PrintTable(ctl.Row{"Repaired", ""}, []ctl.Row{
 		{"placement groups scrubbed", r.Scrubbed}, {"words that differed", r.SyncedWords},
 		{"records that differed", r.RepairedRecords},
 		{"locks of sessions that are gone", r.BrokenLocks}, {"extents recalled", r.Recalls},
 	})
-	fmt.Fprintln(a.stdout)
-	a.printTable(row{"Wrong", ""}, []row{
+	fmt.Fprintln(a.Stdout)
+	a.PrintTable(ctl.Row{"Wrong", ""}, []ctl.Row{
 		{"unreachable bytes", r.Unreachable}, {"leaked extents", r.LeakedExtents},
 		{"replicas that differ", r.Differing},
 		{"  words", r.DifferingWords}, {"  records", r.DifferingRecords}, {"corrupt records", r.Corrupt},
 		{"records lost, no good copy", r.Lost}, {"  freed", r.Freed}, {"result", verdict},
 	})
 	if len(r.Problems) > 0 {
-		fmt.Fprintln(a.stdout)
+		fmt.Fprintln(a.Stdout)
 		for _, p := range r.Problems {
-			fmt.Fprintln(a.stdout, visible(p))
+			fmt.Fprintln(a.Stdout, ctl.Visible(p))
 		}
 	}
 	if len(r.Findings) > 0 {
-		fmt.Fprintln(a.stdout)
-		a.printTable(row{"PG", "Replica", "Offset", "Slot", "What"}, mapTo(r.Findings, func(f check.Finding) row {
-			return row{f.PG, f.Replica, fmt.Sprintf("%#x", f.Off), f.Slot, f.What}
-		}))
+		fmt.Fprintln(a.Stdout)
+		a.PrintTable(ctl.Row{"PG", "Replica", "Offset", "Slot", "What"}, ctl.MapTo(r.Findings,
+			func(f check.Finding) ctl.Row {
+				return ctl.Row{f.PG, f.Replica, fmt.Sprintf("%#x", f.Off), f.Slot, f.What}
+			}))
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,67 +10,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-// viewCommand is a command that shows one Status reply.
-func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) error) *cobra.Command {
-	return &cobra.Command{
-		Use: name, Short: short, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withBackend(func(b backend) error {
-				st, err := clusterView(cmd.Context(), b)
-				if err != nil {
-					return err
-				}
-				if answer := overview.Answer(st); answer != "" && name != "status" { // status lists it
-					a.say("kvctl: warning: %s", answer)
-				}
-				return print(st)
-			})
-		},
-	}
-}
-
-// explained is c with a long description.
-func explained(c *cobra.Command, long string) *cobra.Command {
-	c.Long = long
-	return c
-}
-
-// protoJSON gives a message as one line of JSON, with the field names of
-// directory.proto and every field present.
-func protoJSON(m proto.Message) ([]byte, error) {
-	b, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
-	if err != nil {
-		return nil, err
-	}
-	// protojson varies its spaces on purpose; output for scripts does not.
-	var line bytes.Buffer
-	if err := json.Compact(&line, b); err != nil {
-		return nil, err
-	}
-	return line.Bytes(), nil
-}
-
-func (a *app) printProto(m proto.Message) error {
-	b, err := protoJSON(m)
-	if err != nil {
-		return err
-	}
-	_, err = a.stdout.Write(append(b, '\n'))
-	return err
-}
-
 // printStatus prints what st says, of a large store the short form unless all is true.
-func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
-	if a.json() {
+func (a *commands) printStatus(st *dirpb.StatusReply, all bool) error {
+	if a.JSON() {
 		return a.printStateJSON(st, st)
 	}
 	m := st.GetMap()
@@ -115,14 +64,14 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		}
 	}
 	a.printVerdict(st)
-	rows := []row{
+	rows := []ctl.Row{
 		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, pgs) +
 			unusedText(len(m.GetPgs())-pgs)},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodesText(m.GetNodes())},
-		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), registeredText(registered, used))},
+		{"memory", fmt.Sprintf("%s lent, %s in regions", ctl.BytesText(lent), registeredText(registered, used))},
 		{"atomics", atomicsText(m.GetNodes())},
-		{"namespaces", namespacesText(st)},
+		{"namespaces", ctl.NamespacesText(st)},
 		{"shards", len(m.GetShards())},
 		{"jobs", fmt.Sprintf("%d, of which %d are worked on and %d in trouble", len(st.GetJobs()), owned, troubled)},
 		{"sessions", fmt.Sprintf("%d live, %d being fenced", live, len(st.GetSessions())-live)},
@@ -132,9 +81,9 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		{"access", accessText(st)},
 	}
 	if text := overview.PathsText(st); text != "" {
-		rows = append(rows, row{"tcp in place of RDMA", text})
+		rows = append(rows, ctl.Row{"tcp in place of RDMA", text})
 	}
-	a.printTable(row{"Store", st.GetClusterId()}, rows)
+	a.PrintTable(ctl.Row{"Store", st.GetClusterId()}, rows)
 	if sums := overview.Sums(memories); len(sums) > 0 {
 		more := ""
 		if n := len(sums); !all && n > shortRows {
@@ -144,9 +93,9 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 			sums, more = sums[:shortRows], fmt.Sprintf("the %d fullest of %d namespaces: kvctl status --all shows "+
 				"every one", shortRows, n)
 		}
-		fmt.Fprintln(a.stdout)
-		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row {
-			return append(row{x.Namespace}, memoryRow(x)...)
+		fmt.Fprintln(a.Stdout)
+		a.PrintTable(append(ctl.Row{"Namespace"}, memoryHeader...), ctl.MapTo(sums, func(x *overview.Memory) ctl.Row {
+			return append(ctl.Row{x.Namespace}, memoryRow(x)...)
 		}))
 		a.printMore(more)
 	}
@@ -158,7 +107,7 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 			cut.Jobs, st, more = cut.Jobs[:shortRows], cut, fmt.Sprintf("%d of %d jobs: kvctl jobs shows every one",
 				shortRows, n)
 		}
-		fmt.Fprintln(a.stdout)
+		fmt.Fprintln(a.Stdout)
 		if err := a.printJobs(st); err != nil {
 			return err
 		}
@@ -181,20 +130,20 @@ const shortRows = 32
 // liveShare is the part of a heap that holds records, as far as that is known.
 func liveShare(m *overview.Memory) float64 { return float64(m.Live) / float64(max(1, m.Heap)) }
 
-func (a *app) printMore(more string) {
+func (a *commands) printMore(more string) {
 	if more != "" {
-		fmt.Fprintf(a.stdout, "%s\n", more)
+		fmt.Fprintf(a.Stdout, "%s\n", more)
 	}
 }
 
 // printGroups lists the placement groups; in the short form of a large store those that lack something.
-func (a *app) printGroups(m *dirpb.Map, memories []*overview.Memory, all bool) {
+func (a *commands) printGroups(m *dirpb.Map, memories []*overview.Memory, all bool) {
 	v, of := newView(m), make(map[uint32]*overview.Memory)
 	for _, x := range memories {
 		of[x.PG] = x
 	}
 	cut := !all && len(m.GetPgs()) > shortRows
-	var pgs []row
+	var pgs []ctl.Row
 	lacking, fullest := 0, 0.0
 	for _, p := range m.GetPgs() {
 		if x := of[p.GetId()]; x != nil {
@@ -209,15 +158,16 @@ func (a *app) printGroups(m *dirpb.Map, memories []*overview.Memory, all bool) {
 			continue
 		}
 		pgs = append(pgs,
-			append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(m, p), p.GetEpoch(),
+			append(ctl.Row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(m, p),
+				p.GetEpoch(),
 				overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
 	}
 	if len(pgs) > 0 {
-		fmt.Fprintln(a.stdout)
-		a.printTable(row{"PG", "Namespace", "State", "Epoch", "Copies", "Members", "Live %", "Lost", "Short"}, pgs)
+		fmt.Fprintln(a.Stdout)
+		a.PrintTable(ctl.Row{"PG", "Namespace", "State", "Epoch", "Copies", "Members", "Live %", "Lost", "Short"}, pgs)
 	}
 	if cut {
-		fmt.Fprintln(a.stdout)
+		fmt.Fprintln(a.Stdout)
 		a.printMore(fmt.Sprintf("%d placement groups, of which %d lack something, the fullest %.1f %% live: kvctl "+
 			"status --all shows every one", len(m.GetPgs()), lacking, fullest))
 	}
@@ -316,61 +266,42 @@ func (v view) members(p *dirpb.PlacementGroup) string {
 	return strings.Join(names, ", ")
 }
 
-func mapTo[T, U any](in []T, f func(T) U) []U {
-	out := make([]U, len(in))
-	for i, v := range in {
-		out[i] = f(v)
-	}
-	return out
-}
-
-// short drops the prefix of an enum's name: "NODE_UP" is "up".
-func short(e fmt.Stringer) string {
-	s := e.String()
-	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_",
-		"SESSION_LIFE_", "SESSION_", "JOB_KIND_", "JOB_", "ATOMICS_BY_", "RIGHT_"} {
-		if rest, ok := strings.CutPrefix(s, p); ok {
-			return strings.ToLower(rest)
-		}
-	}
-	return strings.ToLower(s)
-}
-
-func (a *app) printNodes(st *dirpb.StatusReply) error {
+func (a *commands) printNodes(st *dirpb.StatusReply) error {
 	nodes := st.GetMap().GetNodes()
 	slices.SortFunc(nodes, func(x, y *dirpb.Node) int { return int(x.GetId()) - int(y.GetId()) })
-	if a.json() {
+	if a.JSON() {
 		for _, n := range nodes {
-			b, err := protoJSON(n)
+			b, err := ctl.ProtoJSON(n)
 			if err != nil {
 				return err
 			}
 			var fabrics [][]byte // the leader alone knows them
 			for _, f := range st.GetNodeStats()[n.GetId()].GetFabrics() {
-				text, err := protoJSON(f)
+				text, err := ctl.ProtoJSON(f)
 				if err != nil {
 					return err
 				}
 				fabrics = append(fabrics, text)
 			}
-			fmt.Fprintf(a.stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n",
+			fmt.Fprintf(a.Stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n",
 				bytes.TrimSuffix(b, []byte("}")), regionsOn(st.GetMap(), n.GetId()),
 				overview.Registered(st.GetMap(), n), bytes.Join(fabrics, []byte(",")))
 		}
 		return nil
 	}
-	var rows []row
+	var rows []ctl.Row
 	for _, n := range nodes {
 		var ends []string
 		for _, e := range n.GetEndpoints() {
 			ends = append(ends, endpointText(e))
 		}
-		rows = append(rows, row{n.GetId(), n.GetName(), overview.NodeState(n), yesNo(n.GetDraining()),
-			regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()),
+		rows = append(rows, ctl.Row{n.GetId(), n.GetName(), overview.NodeState(n), ctl.YesNo(n.GetDraining()),
+			regionsOn(st.GetMap(), n.GetId()), ctl.BytesText(n.GetCapacityBytes()),
 			registeredText(overview.Registered(st.GetMap(), n), n.GetUsedBytes()),
 			bootText(n), n.GetDomain(), strings.Join(ends, ", ")})
 	}
-	a.printTable(row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Boot", "Domain", "Endpoints"},
+	a.PrintTable(ctl.Row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Boot", "Domain",
+		"Endpoints"},
 		rows)
 	return nil
 }
@@ -378,9 +309,9 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 // registeredText is how much of regions is registered, if that is not all.
 func registeredText(registered, used uint64) string {
 	if registered == used {
-		return bytesText(used)
+		return ctl.BytesText(used)
 	}
-	return bytesText(registered) + " of " + bytesText(used)
+	return ctl.BytesText(registered) + " of " + ctl.BytesText(used)
 }
 
 // bootText is the number of a process whose memory the next one takes over; "-": it ends with this one.
@@ -395,7 +326,7 @@ func bootText(n *dirpb.Node) string {
 func endpointText(e *dirpb.Endpoint) string {
 	s := e.GetProvider() + " " + e.GetAddr()
 	if by := e.GetAtomics(); by > dirpb.AtomicsBy_ATOMICS_BY_CPU {
-		s += " atomics=" + short(by)
+		s += " atomics=" + ctl.Short(by)
 	}
 	return s
 }
@@ -430,16 +361,6 @@ func atomicsText(nodes []*dirpb.Node) string {
 	return strings.Join(all, "; ")
 }
 
-// printProtos prints one line of JSON a message.
-func printProtos[M proto.Message](a *app, ms []M) error {
-	for _, m := range ms {
-		if err := a.printProto(m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // shardsOf lists the shards of a namespace by placement group.
 func shardsOf(m *dirpb.Map, ns uint32) map[uint32][]*dirpb.Shard {
 	out := make(map[uint32][]*dirpb.Shard)
@@ -451,39 +372,39 @@ func shardsOf(m *dirpb.Map, ns uint32) map[uint32][]*dirpb.Shard {
 	return out
 }
 
-func (a *app) printShards(st *dirpb.StatusReply) error {
+func (a *commands) printShards(st *dirpb.StatusReply) error {
 	m := st.GetMap()
-	ns, err := a.ownNamespace(m)
+	ns, err := a.OwnNamespace(m)
 	if err != nil {
 		return err
 	}
 	v := newView(m)
 	byPG := shardsOf(m, ns.GetId())
-	if a.json() {
+	if a.JSON() {
 		for _, p := range overview.Groups(m, ns.GetId()) {
-			if err := a.printProto(&dirpb.Map{Pgs: []*dirpb.PlacementGroup{p}, Shards: byPG[p.GetId()]}); err != nil {
+			if err := a.PrintProto(&dirpb.Map{Pgs: []*dirpb.PlacementGroup{p}, Shards: byPG[p.GetId()]}); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	var rows []row
+	var rows []ctl.Row
 	for _, p := range overview.Groups(m, ns.GetId()) {
 		shards := byPG[p.GetId()]
 		slices.SortFunc(shards, func(x, y *dirpb.Shard) int { return int(x.GetPrefix()) - int(y.GetPrefix()) })
 		for _, s := range shards {
 			slots := uint64(s.GetSegments()) * (layout.SegmentGroups + 1) * layout.GroupSlots
-			rows = append(rows, row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p),
+			rows = append(rows, ctl.Row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p),
 				v.members(p), s.GetId(),
 				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetSegments(),
 				slots, moveText(s)})
 		}
 		if len(shards) == 0 {
-			rows = append(rows, row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p),
+			rows = append(rows, ctl.Row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p),
 				v.members(p), "-", "-", "-", "-", "-", ""})
 		}
 	}
-	a.printTable(row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Segments", "Slots",
+	a.PrintTable(ctl.Row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Segments", "Slots",
 		"Move"}, rows)
 	return nil
 }
@@ -505,30 +426,32 @@ func moveText(s *dirpb.Shard) string {
 	return fmt.Sprintf("all to shard %d in PG %d", mv.GetChildId(), mv.GetPgId())
 }
 
-func (a *app) printStats(st *dirpb.StatusReply) error {
-	if a.json() {
+func (a *commands) printStats(st *dirpb.StatusReply) error {
+	if a.JSON() {
 		// The map is what status prints.
 		rest := proto.Clone(st).(*dirpb.StatusReply)
 		rest.Map = nil
 		return a.printStateJSON(st, rest)
 	}
-	fmt.Fprintf(a.stdout, "raft applied %d, reclaim epoch %s\n\n", st.GetRaftApplied(), epochText(st))
+	fmt.Fprintf(a.Stdout, "raft applied %d, reclaim epoch %s\n\n", st.GetRaftApplied(), epochText(st))
 	a.printMemory(st)
-	fmt.Fprintln(a.stdout)
-	var rows []row
+	fmt.Fprintln(a.Stdout)
+	var rows []ctl.Row
 	for _, u := range st.GetUsage() {
 		scrubbed := "never"
 		if ms := u.GetLastScrubUnixMillis(); ms != 0 {
-			scrubbed = a.now().Sub(time.UnixMilli(ms)).Round(time.Second).String() + " ago"
+			scrubbed = a.Now().Sub(time.UnixMilli(ms)).Round(time.Second).String() + " ago"
 		}
-		rows = append(rows, row{u.GetPgId(), bytesText(u.GetGrantedUnits() * layout.UnitSize),
-			bytesText(u.GetReturnedUnits() * layout.UnitSize), percent(u.GetGrantedUnits(), u.GetHeapUnits()),
-			bytesText(u.GetIndexBytesUsed()), bytesText(u.GetLeakedUnits() * layout.UnitSize), u.GetLeakedExtents(),
+		rows = append(rows, ctl.Row{u.GetPgId(), ctl.BytesText(u.GetGrantedUnits() * layout.UnitSize),
+			ctl.BytesText(u.GetReturnedUnits() * layout.UnitSize), ctl.Percent(u.GetGrantedUnits(), u.GetHeapUnits()),
+			ctl.BytesText(u.GetIndexBytesUsed()), ctl.BytesText(u.GetLeakedUnits() * layout.UnitSize),
+			u.GetLeakedExtents(),
 			scrubbed})
 	}
-	a.printTable(row{"PG", "Granted", "Returned", "Granted %", "Index used", "Leaked", "Leaking extents", "Scrubbed"},
+	a.PrintTable(ctl.Row{"PG", "Granted", "Returned", "Granted %", "Index used", "Leaked", "Leaking extents",
+		"Scrubbed"},
 		rows)
-	fmt.Fprintln(a.stdout)
+	fmt.Fprintln(a.Stdout)
 
 	rows = nil
 	names := make(map[uint32]string)
@@ -542,24 +465,17 @@ func (a *app) printStats(st *dirpb.StatusReply) error {
 	slices.Sort(ids)
 	for _, id := range ids {
 		s := st.GetNodeStats()[id]
-		rows = append(rows, row{names[id], s.GetConnections(), bytesText(s.GetRegisteredBytes()),
+		rows = append(rows, ctl.Row{names[id], s.GetConnections(), ctl.BytesText(s.GetRegisteredBytes()),
 			time.Duration(s.GetDataPathCpuNanos()).Round(time.Microsecond)})
 	}
-	a.printTable(row{"Memory node", "Connections", "Registered", "CPU on the data path"}, rows)
-	fmt.Fprintln(a.stdout)
+	a.PrintTable(ctl.Row{"Memory node", "Connections", "Registered", "CPU on the data path"}, rows)
+	fmt.Fprintln(a.Stdout)
 
 	rows = nil
 	for _, s := range st.GetSessions() {
-		rows = append(rows, row{s.GetId(), s.GetClient(), s.GetNamespace(), short(s.GetLife()),
+		rows = append(rows, ctl.Row{s.GetId(), s.GetClient(), s.GetNamespace(), ctl.Short(s.GetLife()),
 			(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second), s.GetReportEpoch()})
 	}
-	a.printTable(row{"Session", "Client", "Namespace", "State", "Age", "Reclaim epoch"}, rows)
+	a.PrintTable(ctl.Row{"Session", "Client", "Namespace", "State", "Age", "Reclaim epoch"}, rows)
 	return nil
-}
-
-func percent(n, of uint64) string {
-	if of == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f", float64(n)/float64(of)*100)
 }

@@ -8,12 +8,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/cost"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-func (a *app) costCommand() *cobra.Command {
+func (a *commands) costCommand() *cobra.Command {
 	o := cost.Options{Replicas: 1} // until the namespace is known
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "cost",
 		Short: "Measure round trips and verbs of every operation, and compare them with the table",
 		Long: "Run every operation on keys of its own, and count its round trips (RTT) and verbs.\n" +
@@ -22,16 +23,16 @@ func (a *app) costCommand() *cobra.Command {
 			"beside. Shown is the most frequent count of the trials. Exit status 1 if one differs.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				o.Prefix = "\x00kvctl-cost/" + rand.Text() + "/"
 				o.Open = func(ctx context.Context) (cost.Session, error) {
-					return b.Open(ctx, sessionOptions{Lanes: 1})
+					return b.Open(ctx, ctl.SessionOptions{Lanes: 1})
 				}
 				o.OpenMirrored = func(ctx context.Context) (cost.Session, error) {
-					return b.Open(ctx, sessionOptions{Lanes: 1, Mirrored: true})
+					return b.Open(ctx, ctl.SessionOptions{Lanes: 1, Mirrored: true})
 				}
 				if err := o.Validate(); err != nil {
-					return usageError(err)
+					return ctl.UsageError(err)
 				}
 				replicas, err := a.replicas(cmd.Context(), b)
 				if err != nil {
@@ -46,7 +47,7 @@ func (a *app) costCommand() *cobra.Command {
 					return err
 				}
 				if !cost.AllOK(rows) {
-					return fail(exitNo)
+					return ctl.Fail(ctl.ExitNo)
 				}
 				return nil
 			})
@@ -60,34 +61,35 @@ func (a *app) costCommand() *cobra.Command {
 
 // replicas is how many copies the namespace has; the default one comes into being
 // with the first session.
-func (a *app) replicas(ctx context.Context, b backend) (int, error) {
-	s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+func (a *commands) replicas(ctx context.Context, b ctl.Backend) (int, error) {
+	s, err := b.Open(ctx, ctl.SessionOptions{Lanes: 1, ReadOnly: true})
 	if err != nil {
 		return 0, err
 	}
-	defer a.closed("session", s.Close)
-	st, err := clusterStatus(ctx, b)
+	defer a.Closed("session", s.Close)
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return 0, err
 	}
-	ns, err := a.ownNamespace(st.GetMap())
+	ns, err := a.OwnNamespace(st.GetMap())
 	if err != nil {
 		return 0, err
 	}
 	for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
 		if lacks := overview.Lacks(st.GetMap(), p); lacks != "" {
-			return 0, exitWith(exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not "+
-				"what the table is about", p.GetId(), lacks))
+			return 0, ctl.ExitWith(ctl.ExitUnavailable,
+				fmt.Errorf("placement group %d: %s: what is counted now is not "+
+					"what the table is about", p.GetId(), lacks))
 		}
 	}
 	return int(ns.GetReplicas()), nil
 }
 
-func (a *app) printCost(rows []cost.Row, replicas int) error {
-	if a.json() {
-		return a.printJSON(map[string]any{"replicas": replicas, "ok": cost.AllOK(rows), "operations": rows})
+func (a *commands) printCost(rows []cost.Row, replicas int) error {
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"replicas": replicas, "ok": cost.AllOK(rows), "operations": rows})
 	}
-	header := row{"Operation", fmt.Sprintf("Measured, r = %d", replicas), "Expected"}
+	header := ctl.Row{"Operation", fmt.Sprintf("Measured, r = %d", replicas), "Expected"}
 	for i := range rows[0].Table {
 		header = append(header, fmt.Sprintf("r = %d", i+1))
 	}
@@ -98,12 +100,12 @@ func (a *app) printCost(rows []cost.Row, replicas int) error {
 		}
 		return fmt.Sprintf("%d / %d", c.RTT, c.Verbs)
 	}
-	a.printTable(header, mapTo(rows, func(r cost.Row) row {
+	a.PrintTable(header, ctl.MapTo(rows, func(r cost.Row) ctl.Row {
 		verdict := "ok"
 		if !r.OK {
 			verdict = "DIFFERS"
 		}
-		out := row{r.Operation, show(cost.Cost{RTT: r.RTT, Verbs: r.Verbs, Behind: r.Behind}),
+		out := ctl.Row{r.Operation, show(cost.Cost{RTT: r.RTT, Verbs: r.Verbs, Behind: r.Behind}),
 			show(cost.Cost{RTT: r.WantRTT, Verbs: r.WantVerbs, Behind: r.WantBehind})}
 		for _, c := range r.Table {
 			out = append(out, show(c))

@@ -7,10 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/patient"
 )
 
-func (a *app) countCommand() *cobra.Command {
+func (a *commands) countCommand() *cobra.Command {
 	var prefix, pattern string
 	c := &cobra.Command{
 		Use:   "count",
@@ -21,15 +22,15 @@ func (a *app) countCommand() *cobra.Command {
 			"may count twice or not at all.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, err := a.prefix(prefix)
+			p, err := a.Prefix(prefix)
 			if err != nil {
-				return usagef("--prefix: %w", err)
+				return ctl.Usagef("--prefix: %w", err)
 			}
 			ctx := cmd.Context()
-			return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+			return a.With(ctx, ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 				var n uint64
 				var damaged error
-				if match := matcher(p, pattern); match != nil {
+				if match := ctl.Matcher(p, pattern); match != nil {
 					damaged = patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: match},
 						func(client.KV) (bool, error) {
 							n++
@@ -44,10 +45,10 @@ func (a *app) countCommand() *cobra.Command {
 				}); err != nil {
 					return fmt.Errorf("count: %w", err)
 				}
-				if a.json() {
-					err = a.printJSON(map[string]any{"keys": n})
+				if a.JSON() {
+					err = a.PrintJSON(map[string]any{"keys": n})
 				} else {
-					_, err = fmt.Fprintln(a.stdout, n)
+					_, err = fmt.Fprintln(a.Stdout, n)
 				}
 				return errors.Join(err, damaged)
 			})

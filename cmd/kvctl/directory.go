@@ -7,42 +7,44 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-func (a *app) directoryCommand() *cobra.Command {
+func (a *commands) directoryCommand() *cobra.Command {
 	c := &cobra.Command{Use: "directory", Short: "List, remove and recover directory nodes", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	c.AddCommand(a.viewCommand("list", "List directory nodes", func(st *dirpb.StatusReply) error {
-		if a.json() {
-			return printProtos(a, st.GetDirectory())
+	c.AddCommand(a.ViewCommand("list", "List directory nodes", func(st *dirpb.StatusReply) error {
+		if a.JSON() {
+			return ctl.PrintProtos(a.App, st.GetDirectory())
 		}
-		a.printTable(row{"ID", "Raft", "gRPC", "Role"}, mapTo(st.GetDirectory(), func(d *dirpb.DirectoryNode) row {
-			role := "learner"
-			if d.GetLeader() {
-				role = "leader"
-			} else if d.GetVoter() {
-				role = "voter"
-			}
-			return row{d.GetId(), d.GetRaftAddr(), d.GetGrpcAddr(), role}
-		}))
+		a.PrintTable(ctl.Row{"ID", "Raft", "gRPC", "Role"}, ctl.MapTo(st.GetDirectory(),
+			func(d *dirpb.DirectoryNode) ctl.Row {
+				role := "learner"
+				if d.GetLeader() {
+					role = "leader"
+				} else if d.GetVoter() {
+					role = "voter"
+				}
+				return ctl.Row{d.GetId(), d.GetRaftAddr(), d.GetGrpcAddr(), role}
+			}))
 		return nil
-	}), a.viewCommand("join-info", "Print what another directory node needs to join this store",
+	}), a.ViewCommand("join-info", "Print what another directory node needs to join this store",
 		func(st *dirpb.StatusReply) error {
-			addrs := mapTo(st.GetDirectory(), (*dirpb.DirectoryNode).GetGrpcAddr)
-			if a.json() {
-				return a.printJSON(map[string]any{"cluster_id": st.GetClusterId(), "join": addrs})
+			addrs := ctl.MapTo(st.GetDirectory(), (*dirpb.DirectoryNode).GetGrpcAddr)
+			if a.JSON() {
+				return a.PrintJSON(map[string]any{"cluster_id": st.GetClusterId(), "join": addrs})
 			}
-			fmt.Fprintf(a.stdout, "cluster  %s\njoin     %s\n", visible(st.GetClusterId()),
-				visible(strings.Join(addrs, ",")))
+			fmt.Fprintf(a.Stdout, "cluster  %s\njoin     %s\n", ctl.Visible(st.GetClusterId()),
+				ctl.Visible(strings.Join(addrs, ",")))
 			return nil
 		}), a.removeDirectoryCommand(), a.recoverCommand())
 	return c
 }
 
-func (a *app) removeDirectoryCommand() *cobra.Command {
+func (a *commands) removeDirectoryCommand() *cobra.Command {
 	var force bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "remove ID",
 		Short: "Remove a directory node, which should be stopped",
 		Long: "Remove a directory node from the store; if it runs, it stops. It is refused if those that are left\n" +
@@ -50,7 +52,7 @@ func (a *app) removeDirectoryCommand() *cobra.Command {
 			"--force removes it all the same.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				err := b.Directory(cmd.Context(), false, func(ctx context.Context, d dirpb.DirectoryClient) error {
 					_, err := d.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: args[0], Force: force})
 					return err

@@ -8,10 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/doctor"
 )
 
-func (a *app) doctorCommand() *cobra.Command {
+func (a *commands) doctorCommand() *cobra.Command {
 	var serve bool
 	var listen, against string
 	c := &cobra.Command{
@@ -32,20 +33,20 @@ func (a *app) doctorCommand() *cobra.Command {
 			"versions of RoCE. It works over tcp too, without an\nadapter.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if a.provider != "" && !slices.Contains(doctor.Providers, a.provider) {
-				return usagef("--provider %q: want one of %s", a.provider, strings.Join(doctor.Providers, ", "))
+			if a.Provider != "" && !slices.Contains(doctor.Providers, a.Provider) {
+				return ctl.Usagef("--provider %q: want one of %s", a.Provider, strings.Join(doctor.Providers, ", "))
 			}
 			switch {
 			case serve && against != "":
-				return usagef("--serve, --against: want one of them on either machine")
+				return ctl.Usagef("--serve, --against: want one of them on either machine")
 			case listen != "" && !serve:
-				return usagef("--listen: is for --serve")
-			case a.provider == "shm" && (serve || against != ""):
-				return usagef("--provider shm: ends within one machine; want tcp or verbs")
+				return ctl.Usagef("--listen: is for --serve")
+			case a.Provider == "shm" && (serve || against != ""):
+				return ctl.Usagef("--provider shm: ends within one machine; want tcp or verbs")
 			case serve:
 				return a.doctorServe(cmd.Context(), doctorListen(listen))
 			}
-			findings := doctor.Examine(a.local(), a.provider)
+			findings := doctor.Examine(a.local(), a.Provider)
 			if against == "" {
 				return a.doctor(findings, nil)
 			}
@@ -63,33 +64,33 @@ func (a *app) doctorCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) doctor(findings []doctor.Finding, results []measured) error {
+func (a *commands) doctor(findings []doctor.Finding, results []measured) error {
 	count := map[doctor.Level]int{}
 	for _, f := range findings {
 		count[f.Level]++
 	}
-	if a.json() {
+	if a.JSON() {
 		out := map[string]any{"findings": findings}
 		if len(results) > 0 {
 			out["results"] = results
 		}
-		if err := a.printJSON(out); err != nil {
+		if err := a.PrintJSON(out); err != nil {
 			return err
 		}
 	} else {
 		a.printFindings(findings)
-		fmt.Fprintf(a.stdout, "\n%d ok, %d note, %d warn, %d FAIL\n", count[doctor.OK], count[doctor.Note],
+		fmt.Fprintf(a.Stdout, "\n%d ok, %d note, %d warn, %d FAIL\n", count[doctor.OK], count[doctor.Note],
 			count[doctor.Warn], count[doctor.Fail])
 	}
 	if count[doctor.Fail] > 0 {
-		return fail(exitNo)
+		return ctl.Fail(ctl.ExitNo)
 	}
 	return nil
 }
 
 // printFindings prints a line a finding, below the name of its group, and its
 // advice on another.
-func (a *app) printFindings(findings []doctor.Finding) {
+func (a *commands) printFindings(findings []doctor.Finding) {
 	width := 0
 	for _, f := range findings {
 		width = max(width, utf8.RuneCountInString(f.Check))
@@ -99,17 +100,17 @@ func (a *app) printFindings(findings []doctor.Finding) {
 		if f.Group != group || i == 0 {
 			group = f.Group
 			if i > 0 {
-				fmt.Fprintln(a.stdout)
+				fmt.Fprintln(a.Stdout)
 			}
-			fmt.Fprintln(a.stdout, group)
+			fmt.Fprintln(a.Stdout, group)
 		}
 		mark := f.Level.String()
 		if f.Level == doctor.Fail {
 			mark = "FAIL"
 		}
-		fmt.Fprintf(a.stdout, "  %-4s  %-*s  %s\n", mark, width, f.Check, f.Found)
+		fmt.Fprintf(a.Stdout, "  %-4s  %-*s  %s\n", mark, width, f.Check, f.Found)
 		if f.Advice != "" {
-			fmt.Fprintf(a.stdout, "        %-*s  -> %s\n", width, "", f.Advice)
+			fmt.Fprintf(a.Stdout, "        %-*s  -> %s\n", width, "", f.Advice)
 		}
 	}
 }

@@ -12,13 +12,14 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/doctor"
 )
 
 func TestDoctorTable(t *testing.T) {
 	var out bytes.Buffer
-	a := newProgram(nil, &out, &out)
-	a.output = "table"
+	a := &commands{ctl.New(nil, &out, &out)}
+	a.Output = "table"
 	findings := []doctor.Finding{
 		{Group: "one", Check: "a", Level: doctor.OK, Found: "fine"},
 		{Group: "one", Check: "long", Level: doctor.Note, Found: "so", Advice: "do that"},
@@ -30,7 +31,7 @@ func TestDoctorTable(t *testing.T) {
 	findings = append(findings, doctor.Finding{Group: "two", Check: "c", Level: doctor.Fail, Found: "worse",
 		Advice: "run"})
 	out.Reset()
-	if err := a.doctor(findings, nil); exitCode(err) != exitNo {
+	if err := a.doctor(findings, nil); ctl.ExitCode(err) != ctl.ExitNo {
 		t.Errorf("something failed: %v", err)
 	}
 	const want = `one
@@ -62,7 +63,7 @@ func TestDoctorHere(t *testing.T) {
 		r := run("-o", "json", "--provider", provider)
 		findings := decode[struct{ Findings []map[string]string }](t, r.stdout).Findings
 		failed := slices.ContainsFunc(findings, func(f map[string]string) bool { return f["level"] == "fail" })
-		if len(findings) < 10 || failed != (r.code == exitNo) || !failed && r.code != exitOK || r.stderr != "" {
+		if len(findings) < 10 || failed != (r.code == ctl.ExitNo) || !failed && r.code != ctl.ExitOK || r.stderr != "" {
 			t.Errorf("--provider %q: %+v", provider, r)
 		}
 		ok := slices.ContainsFunc(findings, func(f map[string]string) bool {
@@ -72,7 +73,7 @@ func TestDoctorHere(t *testing.T) {
 			t.Errorf("--provider %s: usable %v, status %d", provider, ok, r.code)
 		}
 	}
-	if r := run("--provider", "sim"); r.code != exitUsage ||
+	if r := run("--provider", "sim"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "want one of shm, tcp, verbs") {
 		t.Errorf("--provider sim: %+v", r)
 	}
@@ -88,7 +89,7 @@ func serveDoctor(t *testing.T, args ...string) (addr string, stop func()) {
 		defer close(ended)
 		var errs bytes.Buffer
 		if code := newProgram(strings.NewReader(""), w, &errs).run(ctx,
-			append([]string{"doctor", "--serve", "--listen", "127.0.0.1:0"}, args...)); code != exitOK {
+			append([]string{"doctor", "--serve", "--listen", "127.0.0.1:0"}, args...)); code != ctl.ExitOK {
 			t.Errorf("doctor --serve: status %d: %s", code, &errs)
 		}
 		_ = w.Close()
@@ -115,7 +116,7 @@ func TestDoctorAgainst(t *testing.T) {
 		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"doctor", "-o", "json", "--provider", "tcp", "--against", addr}, args...))
 		r := result{out.String(), errs.String(), code}
-		if code == exitUsage {
+		if code == ctl.ExitUsage {
 			return report{}, r
 		}
 		all := decode[report](t, r.stdout)
@@ -135,8 +136,8 @@ func TestDoctorAgainst(t *testing.T) {
 			t.Errorf("%s: %q\n%s%s", check, levels[check], r.stdout, r.stderr)
 		}
 	}
-	if len(got.Results) != len(endCases) || r.code != exitOK {
-		t.Errorf("%d results, status %d, want %d and %d", len(got.Results), r.code, len(endCases), exitOK)
+	if len(got.Results) != len(endCases) || r.code != ctl.ExitOK {
+		t.Errorf("%d results, status %d, want %d and %d", len(got.Results), r.code, len(endCases), ctl.ExitOK)
 	}
 	for _, m := range got.Results {
 		if m.Provider != "tcp" || m.MedianNanos <= 0 || m.MiBPerSec <= 0 {
@@ -147,7 +148,7 @@ func TestDoctorAgainst(t *testing.T) {
 	stop()
 	got, r = run()
 	if len(got.Findings) != 1 || got.Findings[0]["check"] != "reached" || got.Findings[0]["level"] != "fail" ||
-		r.code != exitNo {
+		r.code != ctl.ExitNo {
 		t.Errorf("without the other end: %+v, status %d", got.Findings, r.code)
 	}
 	for _, c := range []struct {
@@ -162,7 +163,7 @@ func TestDoctorAgainst(t *testing.T) {
 		{[]string{"--against", "", "--serve", "--listen", "0.0.0.0:0"}, "want TLS flags, or --insecure"},
 		{[]string{"--against", "", "--serve", "--listen", "127.0.0.1"}, "want HOST:PORT"},
 	} {
-		if _, r := run(c.args...); r.code != exitUsage || !strings.Contains(r.stderr, c.want) {
+		if _, r := run(c.args...); r.code != ctl.ExitUsage || !strings.Contains(r.stderr, c.want) {
 			t.Errorf("%v: status %d: %s; want %q", c.args, r.code, r.stderr, c.want)
 		}
 	}
@@ -174,7 +175,7 @@ func TestDoctorAgainstNoCertificates(t *testing.T) {
 		var out, errs bytes.Buffer
 		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--tls-ca",
 			"/nonexistent", "--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"}, args...))
-		if code != exitOther || out.Len() > 0 || !strings.Contains(errs.String(), "/nonexistent") {
+		if code != ctl.ExitOther || out.Len() > 0 || !strings.Contains(errs.String(), "/nonexistent") {
 			t.Errorf("%v: status %d: %s%s", args, code, out.String(), errs.String())
 		}
 	}
@@ -194,7 +195,7 @@ func TestDoctorAgainstStranger(t *testing.T) {
 		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"doctor", "--provider", "tcp",
 			"--timeout", "5s", "--against", s.Listener.Addr().String()})
 		s.Close()
-		if code != exitNo || !strings.Contains(out.String(), want) {
+		if code != ctl.ExitNo || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: status %d, want %q in\n%s%s", answer, code, want, out.String(), errs.String())
 		}
 	}

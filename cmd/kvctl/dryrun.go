@@ -6,26 +6,16 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spf13/cobra"
-
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/patient"
 )
 
-// dryFlag has a command say what it would do, by what it reads before it does it. Between the two others may
-// change that.
-func dryFlag(c *cobra.Command, dry *bool) {
-	c.Flags().BoolVar(dry, "dry-run", false, "change nothing: say what would happen as the store is now")
-}
-
-// unchanged says that nothing happened, on stderr.
-func (a *app) unchanged() { a.say("kvctl %s: dry run, nothing was changed", a.verb) }
-
 // wouldErase counts the keys that erase would delete.
-func (a *app) wouldErase(ctx context.Context, match func([]byte) bool) error {
-	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
+func (a *commands) wouldErase(ctx context.Context, match func([]byte) bool) error {
+	return a.With(ctx, ctl.SessionOptions{ReadOnly: true}, func(s ctl.Store) error {
 		n := 0
 		err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: match}, func(client.KV) (bool, error) {
 			n++
@@ -39,8 +29,8 @@ func (a *app) wouldErase(ctx context.Context, match func([]byte) bool) error {
 }
 
 // wouldDelete looks at keys as del is given them.
-func (a *app) wouldDelete(ctx context.Context, ks [][]byte, byVersion bool, version uint64) error {
-	return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+func (a *commands) wouldDelete(ctx context.Context, ks [][]byte, byVersion bool, version uint64) error {
+	return a.With(ctx, ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 		found, missing := 0, 0
 		var failed error
 		for i, r := range s.MultiGet(ctx, ks) {
@@ -56,7 +46,7 @@ func (a *app) wouldDelete(ctx context.Context, ks [][]byte, byVersion bool, vers
 				missing++
 			}
 			if failed == nil {
-				failed = a.about(ks[i], err)
+				failed = a.About(ks[i], err)
 			}
 		}
 		if failed != nil && found == 0 {
@@ -66,12 +56,12 @@ func (a *app) wouldDelete(ctx context.Context, ks [][]byte, byVersion bool, vers
 	})
 }
 
-func (a *app) printWouldDelete(n, missing int) error {
-	if a.json() {
-		return a.printJSON(map[string]any{"dry_run": true, "would_delete": n, "not_found": missing})
+func (a *commands) printWouldDelete(n, missing int) error {
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"dry_run": true, "would_delete": n, "not_found": missing})
 	}
-	a.unchanged()
-	a.printTable(row{"Would delete", "Missing"}, []row{{n, missing}})
+	a.Unchanged()
+	a.PrintTable(ctl.Row{"Would delete", "Missing"}, []ctl.Row{{n, missing}})
 	return nil
 }
 
@@ -95,28 +85,28 @@ func fates(m *dirpb.Map, n *dirpb.Node, then func(*dirpb.PlacementGroup) string)
 	return out
 }
 
-func (a *app) printFates(name string, all []fate) error {
-	if a.json() {
-		return a.printJSON(map[string]any{"dry_run": true, "node": name, "placement_groups": all})
+func (a *commands) printFates(name string, all []fate) error {
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"dry_run": true, "node": name, "placement_groups": all})
 	}
-	a.unchanged()
+	a.Unchanged()
 	if len(all) == 0 {
-		fmt.Fprintf(a.stdout, "%s holds nothing\n", visible(name))
+		fmt.Fprintf(a.Stdout, "%s holds nothing\n", ctl.Visible(name))
 		return nil
 	}
-	a.printTable(row{"PG", "Namespace", "Region", "Then"}, mapTo(all, func(f fate) row {
-		return row{f.PG, f.Namespace, bytesText(f.Bytes), f.Then}
+	a.PrintTable(ctl.Row{"PG", "Namespace", "Region", "Then"}, ctl.MapTo(all, func(f fate) ctl.Row {
+		return ctl.Row{f.PG, f.Namespace, ctl.BytesText(f.Bytes), f.Then}
 	}))
 	return nil
 }
 
-func (a *app) wouldDrain(ctx context.Context, b backend, name string, cancel bool) error {
+func (a *commands) wouldDrain(ctx context.Context, b ctl.Backend, name string, cancel bool) error {
 	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
 	if why := nowhere(m, n); why != "" && !cancel {
-		return exitWith(exitNo, fmt.Errorf("%q would not be drained: %s", name, why))
+		return ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q would not be drained: %s", name, why))
 	}
 	return a.printFates(name, fates(m, n, func(*dirpb.PlacementGroup) string {
 		if cancel {
@@ -145,33 +135,35 @@ func without(p *dirpb.PlacementGroup, n *dirpb.Node) string {
 	return fmt.Sprintf("%d of %d copies are left", left, overview.Copies(p))
 }
 
-func (a *app) wouldForget(ctx context.Context, b backend, name string, force bool) error {
+func (a *commands) wouldForget(ctx context.Context, b ctl.Backend, name string, force bool) error {
 	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
 	all := fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) })
 	if len(all) > 0 && !force {
-		return exitWith(exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain "+
-			"it first, or --force it and lose them", name, len(all)))
+		return ctl.ExitWith(ctl.ExitNo,
+			fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain "+
+				"it first, or --force it and lose them", name, len(all)))
 	}
 	return a.printFates(name, all)
 }
 
-func (a *app) wouldGiveUp(ctx context.Context, b backend, name string) error {
+func (a *commands) wouldGiveUp(ctx context.Context, b ctl.Backend, name string) error {
 	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
 	if !n.GetWaiting() {
-		return exitWith(exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it",
-			name, overview.NodeState(n)))
+		return ctl.ExitWith(ctl.ExitNo,
+			fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it",
+				name, overview.NodeState(n)))
 	}
 	return a.printFates(name, fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) }))
 }
 
-func (a *app) wouldDeleteNamespace(ctx context.Context, b backend, name string, end bool) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) wouldDeleteNamespace(ctx context.Context, b ctl.Backend, name string, end bool) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -181,17 +173,17 @@ func (a *app) wouldDeleteNamespace(ctx context.Context, b backend, name string, 
 	}
 	live, sessions := contentsOf(st, ns)
 	if sessions > 0 && !end {
-		return exitWith(
-			exitNo, fmt.Errorf("%q would not be deleted: %d sessions live in it: --end-sessions ends them", name,
+		return ctl.ExitWith(
+			ctl.ExitNo, fmt.Errorf("%q would not be deleted: %d sessions live in it: --end-sessions ends them", name,
 				sessions))
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"dry_run": true, "namespace": name, "id": ns.GetId(), "live_bytes": live,
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"dry_run": true, "namespace": name, "id": ns.GetId(), "live_bytes": live,
 			"sessions": sessions})
 	}
-	a.unchanged()
-	a.printTable(row{"Would delete", "ID", "Records", "Sessions ended"},
-		[]row{{name, ns.GetId(), bytesText(live), sessions}})
+	a.Unchanged()
+	a.PrintTable(ctl.Row{"Would delete", "ID", "Records", "Sessions ended"},
+		[]ctl.Row{{name, ns.GetId(), ctl.BytesText(live), sessions}})
 	return nil
 }
 
@@ -203,12 +195,12 @@ type setting struct {
 }
 
 // wouldSet compares q with the namespace as it is. Room for more copies is the directory's to judge.
-func (a *app) wouldSet(ctx context.Context, b backend, q *dirpb.SetNamespaceRequest) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) wouldSet(ctx context.Context, b ctl.Backend, q *dirpb.SetNamespaceRequest) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	ns, err := namespaceOf(st.GetMap(), q.GetName())
+	ns, err := ctl.NamespaceOf(st.GetMap(), q.GetName())
 	if err != nil {
 		return err
 	}
@@ -229,16 +221,16 @@ func (a *app) wouldSet(ctx context.Context, b backend, q *dirpb.SetNamespaceRequ
 	add(will != nil, "quota lanes", was.GetLanes(), will.GetLanes())
 	add(will != nil, "quota tcp ops", was.GetTcpOpsPerSecond(), will.GetTcpOpsPerSecond())
 	add(will != nil, "quota index bytes", was.GetIndexBytes(), will.GetIndexBytes())
-	if a.json() {
-		return a.printJSON(map[string]any{"dry_run": true, "namespace": q.GetName(), "changes": changed})
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"dry_run": true, "namespace": q.GetName(), "changes": changed})
 	}
-	a.unchanged()
+	a.Unchanged()
 	if len(changed) == 0 {
-		fmt.Fprintf(a.stdout, "%s is so already\n", visible(q.GetName()))
+		fmt.Fprintf(a.Stdout, "%s is so already\n", ctl.Visible(q.GetName()))
 		return nil
 	}
-	a.printTable(row{"Setting", "Now", "Then"}, mapTo(changed, func(s setting) row {
-		return row{s.Name, s.Now, s.Then}
+	a.PrintTable(ctl.Row{"Setting", "Now", "Then"}, ctl.MapTo(changed, func(s setting) ctl.Row {
+		return ctl.Row{s.Name, s.Now, s.Then}
 	}))
 	return nil
 }

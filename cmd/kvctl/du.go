@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
 // maxGroups bounds the prefixes that du tells apart.
@@ -20,7 +22,7 @@ type duOptions struct {
 	top        int
 }
 
-func (a *app) duCommand() *cobra.Command {
+func (a *commands) duCommand() *cobra.Command {
 	var o duOptions
 	var prefix string
 	c := &cobra.Command{
@@ -34,15 +36,15 @@ func (a *app) duCommand() *cobra.Command {
 			"added up in one line.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkTop(o.top); err != nil {
+			if err := ctl.CheckTop(o.top); err != nil {
 				return err
 			}
 			if o.depth < 0 || o.depth > 64 {
-				return usagef("--depth %d: want 0 to 64", o.depth)
+				return ctl.Usagef("--depth %d: want 0 to 64", o.depth)
 			}
 			var err error
-			if o.prefix, err = a.prefix(prefix); err != nil {
-				return usagef("--prefix: %w", err)
+			if o.prefix, err = a.Prefix(prefix); err != nil {
+				return ctl.Usagef("--prefix: %w", err)
 			}
 			return a.du(cmd.Context(), o)
 		},
@@ -74,7 +76,7 @@ func (o *duOptions) group(k []byte) []byte {
 	return k[:end]
 }
 
-func (a *app) du(ctx context.Context, o duOptions) error {
+func (a *commands) du(ctx context.Context, o duOptions) error {
 	groups := make(map[string]*duGroup)
 	var all, rest duGroup // rest: those of too many prefixes
 	var changed uint64
@@ -115,27 +117,28 @@ func (a *app) du(ctx context.Context, o duOptions) error {
 		rest.bytes += g.bytes
 	}
 	list = list[:min(o.top, len(list))]
-	if a.json() {
+	if a.JSON() {
 		out := make([]map[string]any, len(list))
 		for i, g := range list {
 			out[i] = map[string]any{"keys": g.keys, "bytes": g.bytes}
-			a.setKey(out[i], "prefix", []byte(g.prefix))
+			a.SetKey(out[i], "prefix", []byte(g.prefix))
 		}
-		return a.printJSON(map[string]any{"keys": all.keys, "bytes": all.bytes, "changed": changed, "prefixes": out,
+		return a.PrintJSON(map[string]any{"keys": all.keys, "bytes": all.bytes, "changed": changed, "prefixes": out,
 			"others": map[string]any{"keys": rest.keys, "bytes": rest.bytes}})
 	}
-	rows := mapTo(list, func(g *duGroup) row {
-		return row{a.showShort([]byte(g.prefix)), g.keys, g.bytes, bytesText(g.bytes), percent(g.bytes, all.bytes)}
+	rows := ctl.MapTo(list, func(g *duGroup) ctl.Row {
+		return ctl.Row{a.showShort([]byte(g.prefix)), g.keys, g.bytes, ctl.BytesText(g.bytes), ctl.Percent(g.bytes,
+			all.bytes)}
 	})
 	if rest.keys > 0 {
-		rows = append(rows, row{"(others)", rest.keys, rest.bytes, bytesText(rest.bytes),
-			percent(rest.bytes, all.bytes)})
+		rows = append(rows, ctl.Row{"(others)", rest.keys, rest.bytes, ctl.BytesText(rest.bytes),
+			ctl.Percent(rest.bytes, all.bytes)})
 	}
-	a.printTable(row{"Prefix", "Keys", "Bytes", "", "% of bytes"}, rows)
-	fmt.Fprintf(a.stdout, "\n%d keys, %s", all.keys, bytesText(all.bytes))
+	a.PrintTable(ctl.Row{"Prefix", "Keys", "Bytes", "", "% of bytes"}, rows)
+	fmt.Fprintf(a.Stdout, "\n%d keys, %s", all.keys, ctl.BytesText(all.bytes))
 	if changed > 0 {
-		fmt.Fprintf(a.stdout, "; %d changed meanwhile", changed)
+		fmt.Fprintf(a.Stdout, "; %d changed meanwhile", changed)
 	}
-	fmt.Fprintln(a.stdout)
+	fmt.Fprintln(a.Stdout)
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -23,7 +24,7 @@ type dumpOptions struct {
 	as      string
 }
 
-func (a *app) dumpCommand() *cobra.Command {
+func (a *commands) dumpCommand() *cobra.Command {
 	var o dumpOptions
 	c := &cobra.Command{
 		Use:   "dump [KEY]",
@@ -35,21 +36,21 @@ func (a *app) dumpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch byOffset := cmd.Flags().Changed("offset"); {
 			case byOffset == (len(args) == 1):
-				return usagef("want either a key or --offset")
+				return ctl.Usagef("want either a key or --offset")
 			case byOffset != cmd.Flags().Changed("pg"):
-				return usagef("--pg and --offset: want both or none")
+				return ctl.Usagef("--pg and --offset: want both or none")
 			case byOffset:
 				off, err := strconv.ParseUint(o.offset, 0, 64)
 				if err != nil {
-					return usagef("--offset %q: want a number such as 0x1000", o.offset)
+					return ctl.Usagef("--offset %q: want a number such as 0x1000", o.offset)
 				}
 				return a.dumpOffset(cmd.Context(), &o, off)
 			}
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 				return a.dumpKey(cmd.Context(), s, &o, k)
 			})
 		},
@@ -65,9 +66,9 @@ func (a *app) dumpCommand() *cobra.Command {
 
 // dumper reads one replica and prints what it finds.
 type dumper struct {
-	a       *app
+	a       *commands
 	ctx     context.Context
-	s       store
+	s       ctl.Store
 	pg      uint32
 	replica int
 	check.Geometry
@@ -76,7 +77,7 @@ type dumper struct {
 func (d *dumper) read(off uint64, n int) ([]byte, error) {
 	n = int(min(uint64(n), d.RegionBytes-min(off, d.RegionBytes)))
 	if n == 0 {
-		return nil, usagef("offset %#x: the region has %#x bytes", off, d.RegionBytes)
+		return nil, ctl.Usagef("offset %#x: the region has %#x bytes", off, d.RegionBytes)
 	}
 	b, err := d.s.ReadRaw(d.ctx, d.pg, d.replica, off, n)
 	if err != nil {
@@ -101,23 +102,23 @@ func (d *dumper) print(kind string, off uint64, b []byte) error {
 	case "status":
 		err = layout.DumpStatus(&text, off, b)
 	default:
-		err = usagef("--as %q: want region, group, segment, record or status", kind)
+		err = ctl.Usagef("--as %q: want region, group, segment, record or status", kind)
 	}
 	if err != nil {
 		return err
 	}
-	if d.a.json() {
-		return d.a.printJSON(map[string]any{"placement_group": d.pg, "replica": d.replica, "kind": kind, "offset": off,
+	if d.a.JSON() {
+		return d.a.PrintJSON(map[string]any{"placement_group": d.pg, "replica": d.replica, "kind": kind, "offset": off,
 			"bytes_hex": hex.EncodeToString(b), "text": text.String()})
 	}
-	_, err = fmt.Fprintf(d.a.stdout, "placement group %d, replica %d: %s\n", d.pg, d.replica, text.Bytes())
+	_, err = fmt.Fprintf(d.a.Stdout, "placement group %d, replica %d: %s\n", d.pg, d.replica, text.Bytes())
 	return err
 }
 
 // regionHeaderBytes are what is shown of a region's first page.
 const regionHeaderBytes = 64
 
-func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) error {
+func (a *commands) dumpKey(ctx context.Context, s ctl.Store, o *dumpOptions, key []byte) error {
 	loc, err := s.Locate(key)
 	if err != nil {
 		return err
@@ -170,7 +171,7 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 		}
 	}
 	if !found {
-		return a.about(key, client.ErrNotFound)
+		return a.About(key, client.ErrNotFound)
 	}
 	return nil
 }
@@ -203,8 +204,8 @@ func (d *dumper) intent(r *layout.Record) error {
 	return status.print("status", in.Off, b)
 }
 
-func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error {
-	return a.inside(ctx, func(_ backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+func (a *commands) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error {
+	return a.inside(ctx, func(_ ctl.Backend, s ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		var geo check.Geometry
 		replicas := 0
 		for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
@@ -214,8 +215,8 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 			}
 		}
 		if replicas == 0 {
-			return usagef("--pg %d: namespace %q has no such placement group (kvctl shards lists them)", o.pg,
-				a.namespace)
+			return ctl.Usagef("--pg %d: namespace %q has no such placement group (kvctl shards lists them)", o.pg,
+				a.Namespace)
 		}
 		d := &dumper{a: a, ctx: ctx, s: s, pg: o.pg, replica: o.replica, Geometry: geo}
 		if d.replica < 0 {

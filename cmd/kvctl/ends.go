@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/units"
@@ -36,48 +37,48 @@ const endPath = "/end"
 const maxEnds = 2
 
 // local is this machine for doctor.
-func (a *app) local() doctor.System { return doctor.Local(verbs.Options{Device: a.rdmaDevice}) }
+func (a *commands) local() doctor.System { return doctor.Local(verbs.Options{Device: a.RDMADevice}) }
 
 // end is what this machine tells the other one.
-func (a *app) end() doctor.End {
+func (a *commands) end() doctor.End {
 	name, _ := os.Hostname()
 	e, err := doctor.LocalEnd(a.local(), name)
 	if err != nil {
-		a.say("kvctl doctor: %s", oneLine(err.Error()))
+		a.Say("kvctl doctor: %s", ctl.OneLine(err.Error()))
 	}
 	return e
 }
 
 // doctorServe is the second end of --against, until ctx ends.
-func (a *app) doctorServe(ctx context.Context, listen string) error {
+func (a *commands) doctorServe(ctx context.Context, listen string) error {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
-		return usagef("--listen %q: want HOST:PORT", listen)
+		return ctl.Usagef("--listen %q: want HOST:PORT", listen)
 	}
-	if a.tlsCA == "" && !a.insecure && !isLoopback(listen) {
-		return usagef("--listen %s is not a loopback address: want TLS flags, or --insecure", listen)
+	if a.TLSCA == "" && !a.Insecure && !ctl.IsLoopback(listen) {
+		return ctl.Usagef("--listen %s is not a loopback address: want TLS flags, or --insecure", listen)
 	}
-	if a.tlsCA != "" && a.tlsCert == "" {
-		return usagef("--serve with --tls-ca: want --tls-cert and --tls-key as well")
+	if a.TLSCA != "" && a.TLSCert == "" {
+		return ctl.Usagef("--serve with --tls-ca: want --tls-cert and --tls-key as well")
 	}
-	cfg, err := a.tlsConfig()
+	cfg, err := a.TLSConfig()
 	if err != nil {
 		return err
 	}
 	var to []string
 	for _, p := range []string{"tcp", "verbs"} {
-		if a.provider != "" && a.provider != p {
+		if a.Provider != "" && a.Provider != p {
 			continue
 		}
 		s, err := a.passiveEnd(p, net.JoinHostPort(host, "0"))
-		if err != nil && (p == "tcp" || a.provider == p) {
+		if err != nil && (p == "tcp" || a.Provider == p) {
 			return fmt.Errorf("%s: %w", p, err)
 		}
 		if err != nil {
-			a.say("kvctl doctor --serve: without verbs: %s", oneLine(err.Error()))
+			a.Say("kvctl doctor --serve: without verbs: %s", ctl.OneLine(err.Error()))
 			continue
 		}
-		defer a.closed("passive side", s.Close)
+		defer a.Closed("passive side", s.Close)
 		to = append(to, s.To())
 	}
 	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: 64, Replace: true, Light: true})
@@ -100,10 +101,10 @@ func (a *app) doctorServe(ctx context.Context, listen string) error {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(e)
 	})
-	srv := &http.Server{Handler: mux, ReadTimeout: a.timeout, WriteTimeout: a.timeout, MaxHeaderBytes: 16 << 10}
+	srv := &http.Server{Handler: mux, ReadTimeout: a.Timeout, WriteTimeout: a.Timeout, MaxHeaderBytes: 16 << 10}
 	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
-	fmt.Fprintf(a.stdout, "ready: kvctl doctor --against %s\n", addr)
-	if err := a.flush(); err != nil {
+	fmt.Fprintf(a.Stdout, "ready: kvctl doctor --against %s\n", addr)
+	if err := a.Flush(); err != nil {
 		return err
 	}
 	if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
@@ -112,7 +113,7 @@ func (a *app) doctorServe(ctx context.Context, listen string) error {
 	return nil
 }
 
-func (a *app) passiveEnd(provider, addr string) (*verbperf.Passive, error) {
+func (a *commands) passiveEnd(provider, addr string) (*verbperf.Passive, error) {
 	dev, err := a.perfOpen(provider)
 	if err != nil {
 		return nil, err
@@ -121,7 +122,7 @@ func (a *app) passiveEnd(provider, addr string) (*verbperf.Passive, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Limit, s.Failed = a.timeout, func(err error) { a.say("kvctl doctor --serve: %s", oneLine(err.Error())) }
+	s.Limit, s.Failed = a.Timeout, func(err error) { a.Say("kvctl doctor --serve: %s", ctl.OneLine(err.Error())) }
 	return s, nil
 }
 
@@ -132,24 +133,25 @@ type measured struct {
 }
 
 // against measures the way to a machine on which kvctl doctor --serve runs.
-func (a *app) against(ctx context.Context, target string) (findings []doctor.Finding, results []measured, err error) {
+func (a *commands) against(ctx context.Context, target string) (findings []doctor.Finding, results []measured,
+	err error) {
 	host, port, err := net.SplitHostPort(target)
 	if err != nil {
 		host, port = strings.Trim(target, "[]"), doctorPort
 	}
 	addr := net.JoinHostPort(host, port)
 	if host == "" {
-		return nil, nil, usagef("--against %q: want HOST or HOST:PORT", target)
+		return nil, nil, ctl.Usagef("--against %q: want HOST or HOST:PORT", target)
 	}
-	if a.tlsCA == "" && !a.insecure && !isLoopback(addr) {
-		return nil, nil, usagef("--against %s is not a loopback address: want TLS flags, or --insecure", target)
+	if a.TLSCA == "" && !a.Insecure && !ctl.IsLoopback(addr) {
+		return nil, nil, ctl.Usagef("--against %s is not a loopback address: want TLS flags, or --insecure", target)
 	}
-	if _, err := a.tlsConfig(); err != nil {
+	if _, err := a.TLSConfig(); err != nil {
 		return nil, nil, err // it says nothing of the other end
 	}
 	group := "against " + addr
 	add := func(l doctor.Level, check, found, advice string) {
-		findings = append(findings, doctor.Finding{Group: group, Check: check, Level: l, Found: oneLine(found),
+		findings = append(findings, doctor.Finding{Group: group, Check: check, Level: l, Found: ctl.OneLine(found),
 			Advice: advice})
 	}
 	m := doctor.Meeting{Before: [2]doctor.End{0: a.end()}}
@@ -165,7 +167,7 @@ func (a *app) against(ctx context.Context, target string) (findings []doctor.Fin
 	tried := 0
 	for _, to := range m.Before[1].To {
 		f := strings.Split(to, ",")
-		if len(f) != 4 || f[0] != "tcp" && f[0] != "verbs" || a.provider != "" && a.provider != f[0] ||
+		if len(f) != 4 || f[0] != "tcp" && f[0] != "verbs" || a.Provider != "" && a.Provider != f[0] ||
 			tried == maxEnds {
 			continue
 		}
@@ -202,9 +204,9 @@ func (a *app) against(ctx context.Context, target string) (findings []doctor.Fin
 }
 
 // notMeasured says why a provider was not.
-func (a *app) notMeasured(provider string, err error, add func(doctor.Level, string, string, string)) {
+func (a *commands) notMeasured(provider string, err error, add func(doctor.Level, string, string, string)) {
 	switch {
-	case a.provider == provider || provider == "tcp":
+	case a.Provider == provider || provider == "tcp":
 		add(doctor.Fail, provider, err.Error(), "look for a firewall: the passive side listens at ports that the "+
 			"kernel chooses, and connects back for a ping-pong")
 	default:
@@ -213,8 +215,8 @@ func (a *app) notMeasured(provider string, err error, add func(doctor.Level, str
 }
 
 // askEnd asks what the other end tells of itself.
-func (a *app) askEnd(ctx context.Context, addr string) (e doctor.End, err error) {
-	cfg, err := a.tlsConfig()
+func (a *commands) askEnd(ctx context.Context, addr string) (e doctor.End, err error) {
+	cfg, err := a.TLSConfig()
 	if err != nil {
 		return e, err
 	}
@@ -222,7 +224,7 @@ func (a *app) askEnd(ctx context.Context, addr string) (e doctor.End, err error)
 	if cfg != nil {
 		u.Scheme = "https"
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
 	status, page, err := webget.Get(ctx, u, cfg, doctor.MaxEndBytes)
 	if err != nil {
@@ -261,27 +263,27 @@ var endCases = []verbperf.Case{
 }
 
 // measureEnd measures a provider, and gives what it has if a verb fails.
-func (a *app) measureEnd(ctx context.Context, provider, to string, add func(doctor.Level, string, string, string),
+func (a *commands) measureEnd(ctx context.Context, provider, to string, add func(doctor.Level, string, string, string),
 ) (rs []measured, err error) {
 	dev, err := a.perfOpen(provider)
 	if err != nil {
 		return nil, err
 	}
-	defer a.closed("device", dev.Close)
-	dctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer a.Closed("device", dev.Close)
+	dctx, cancel := context.WithTimeout(ctx, a.Timeout)
 	p, err := verbperf.Dial(dctx, dev, to)
 	cancel()
 	if err != nil {
 		return nil, err
 	}
-	defer a.closed("connection", p.Close)
+	defer a.Closed("connection", p.Close)
 	cases := slices.Clone(endCases)
 	if p.Home, err = a.perfHome(provider, to); err != nil {
 		add(doctor.Note, provider+" "+cases[0].String(), "not measured: "+err.Error(), "")
 		cases = cases[1:]
 	}
 	for _, c := range cases {
-		r, err := p.Measure(ctx, c, min(a.timeout, 10*time.Second))
+		r, err := p.Measure(ctx, c, min(a.Timeout, 10*time.Second))
 		if err != nil {
 			return rs, fmt.Errorf("%v of %d bytes: %w", c, c.Bytes, err)
 		}

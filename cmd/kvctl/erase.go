@@ -1,25 +1,24 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/patient"
 )
 
 // eraseKeys is how many keys are deleted in one call.
 const eraseKeys = 512
 
-func (a *app) flushCommand() *cobra.Command {
+func (a *commands) flushCommand() *cobra.Command {
 	var yes, dry bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "flush",
 		Short: "Delete every key of the namespace",
 		Long: "Delete every key of the namespace that is there when it begins, also what has expired.\n" +
@@ -38,52 +37,33 @@ func (a *app) flushCommand() *cobra.Command {
 					return err
 				}
 			}
-			return a.with(ctx, sessionOptions{}, func(s store) error { return a.erase(ctx, s, "flush", nil) })
+			return a.With(ctx, ctl.SessionOptions{}, func(s ctl.Store) error { return a.erase(ctx, s, "flush", nil) })
 		},
 	})
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
 // confirm has the user type the namespace's name.
-func (a *app) confirm(ctx context.Context) error {
-	if !isTerminal(a.stdin) {
-		return usagef("every key of namespace %q would be deleted: want --yes", a.namespace)
+func (a *commands) confirm(ctx context.Context) error {
+	if !ctl.IsTerminal(a.Stdin) {
+		return ctl.Usagef("every key of namespace %q would be deleted: want --yes", a.Namespace)
 	}
-	return a.typed(ctx, a.namespace, fmt.Sprintf("This deletes every key of namespace %q.", a.namespace))
-}
-
-// typed warns, and has the user type a name. Nothing has happened if it is not that one.
-func (a *app) typed(ctx context.Context, name, warning string) error {
-	fmt.Fprintf(a.stderr, "%s Type its name to go on: ", warning)
-	sc := bufio.NewScanner(a.quiet(ctx))
-	more := sc.Scan()
-	if !more || !isTerminal(a.stdin) { // which shows the end of the line
-		fmt.Fprintln(a.stderr)
-	}
-	if !more {
-		if err := sc.Err(); err != nil {
-			return err
-		}
-	}
-	if got := strings.TrimSpace(sc.Text()); got != name {
-		return exitWith(exitNo, fmt.Errorf("%q was typed, want %q: nothing was deleted", got, name))
-	}
-	return nil
+	return a.Typed(ctx, a.Namespace, fmt.Sprintf("This deletes every key of namespace %q.", a.Namespace))
 }
 
 // erase deletes the keys that match selects, nil: all, and says how many they were. Damage does not end it: what it had
 // to leave is its error at the end.
-func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte) bool) error {
-	bar := a.bar(verb, "keys", func() int64 {
+func (a *commands) erase(ctx context.Context, s ctl.Store, verb string, match func([]byte) bool) error {
+	bar := a.Bar(verb, "keys", func() int64 {
 		n, err := s.Count(ctx)
 		if err != nil {
 			return -1
 		}
 		return int64(n) // about: others write meanwhile
 	})
-	defer bar.end()
+	defer bar.End()
 	start := time.Now()
 	deleted, looked := 0, 0
 	var left []error // keys whose memory is damaged
@@ -98,11 +78,11 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 					deleted++
 				case errors.Is(r.Err, client.ErrNotFound): // expired, or somebody else's
 				case errors.Is(r.Err, client.ErrCorrupt):
-					left = append(left, a.about(batch[i], r.Err))
+					left = append(left, a.About(batch[i], r.Err))
 				default:
 					again = append(again, batch[i])
 					if first == nil {
-						first = a.about(batch[i], r.Err)
+						first = a.About(batch[i], r.Err)
 					}
 				}
 			}
@@ -110,7 +90,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 			return first
 		})
 		batch = nil
-		bar.step(looked)
+		bar.Step(looked)
 		looked = 0
 		return err
 	}
@@ -130,16 +110,16 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 	if err == nil && len(batch) > 0 {
 		err = flush()
 	}
-	bar.end()
+	bar.End()
 	damaged := patient.LeftOut(left)
 	if err != nil {
-		return partly(deleted > 0, errors.Join(err, damaged), "after %d deleted keys", deleted)
+		return ctl.Partly(deleted > 0, errors.Join(err, damaged), "after %d deleted keys", deleted)
 	}
 	seconds := time.Since(start).Seconds()
-	if a.json() {
-		return errors.Join(a.printJSON(map[string]any{"deleted": deleted, "seconds": seconds}), damaged)
+	if a.JSON() {
+		return errors.Join(a.PrintJSON(map[string]any{"deleted": deleted, "seconds": seconds}), damaged)
 	}
-	a.printTable(row{"Deleted", "Seconds", "Keys/s"},
-		[]row{{deleted, fmt.Sprintf("%.3f", seconds), fmt.Sprintf("%.0f", float64(deleted)/seconds)}})
+	a.PrintTable(ctl.Row{"Deleted", "Seconds", "Keys/s"},
+		[]ctl.Row{{deleted, fmt.Sprintf("%.3f", seconds), fmt.Sprintf("%.0f", float64(deleted)/seconds)}})
 	return damaged
 }

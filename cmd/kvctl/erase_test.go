@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -41,7 +42,8 @@ func TestFlush(t *testing.T) {
 		t.Errorf("del --prefix of nothing: %+v", got)
 	}
 	// Without a terminal to ask on, it wants to be told.
-	if r := e.run("default\n", "flush"); r.code != exitUsage || !strings.Contains(r.stderr, `namespace "default"`) ||
+	if r := e.run("default\n", "flush"); r.code != ctl.ExitUsage || !strings.Contains(r.stderr,
+		`namespace "default"`) ||
 		!strings.Contains(r.stderr, "--yes") {
 		t.Errorf("%+v", r)
 	}
@@ -49,7 +51,7 @@ func TestFlush(t *testing.T) {
 	x.expect(`every key of namespace "default". Type its name to go on: `)
 	x.types("defualt\r")
 	x.expect("nothing was deleted")
-	x.exits(exitNo)
+	x.exits(ctl.ExitNo)
 	if got := strings.Fields(e.must("", "scan", "--limit", "0")); len(got) != n/2 {
 		t.Fatalf("%d keys left", len(got))
 	}
@@ -58,7 +60,7 @@ func TestFlush(t *testing.T) {
 	x.types("default\r")
 	x.expect("flush ") // the progress bar
 	x.expect("Deleted")
-	x.exits(exitOK)
+	x.exits(ctl.ExitOK)
 	if got := e.must("", "scan"); got != "" {
 		t.Errorf("left: %q", got)
 	}
@@ -90,17 +92,17 @@ func TestScanRoundTrips(t *testing.T) {
 	if left := e.must("", "scan"); left != "" {
 		t.Errorf("left: %.200q", left)
 	}
-	if r := e.run("good\n\"bad\n", "del"); r.code != exitUsage || !strings.Contains(r.stderr, `line 2: "bad`) {
+	if r := e.run("good\n\"bad\n", "del"); r.code != ctl.ExitUsage || !strings.Contains(r.stderr, `line 2: "bad`) {
 		t.Errorf("%+v", r)
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 40), 1, 8).Draw(t, "keys")
-		a := newProgram(nil, nil, nil)
+		a := &commands{ctl.New(nil, nil, nil)}
 		var lines bytes.Buffer
 		for _, k := range want {
-			fmt.Fprintln(&lines, a.show(k))
+			fmt.Fprintln(&lines, a.Show(k))
 		}
-		a.stdin = &lines
+		a.Stdin = &lines
 		got, err := a.keys(t.Context(), nil)
 		if err != nil || len(got) != len(want) {
 			t.Fatalf("%q: %q %v", want, got, err)

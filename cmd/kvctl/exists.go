@@ -6,9 +6,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
-func (a *app) existsCommand() *cobra.Command {
+func (a *commands) existsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exists [KEY...]",
 		Short: "Say which keys are there; without arguments, those on stdin, one a line",
@@ -16,14 +17,14 @@ func (a *app) existsCommand() *cobra.Command {
 			"together; stdin is as scan prints it. No value is read, and a cache does not count it\n" +
 			"as a use. With -o json one object a line, in the order of the keys; a missing key has\n" +
 			"\"found\": false. Exit status 1 if any is missing.",
-		ValidArgsFunction: a.completeKey(true),
+		ValidArgsFunction: a.CompleteKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ks, err := a.keys(cmd.Context(), args)
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
-				ops := mapTo(ks, func(k []byte) client.Op { return client.Op{Kind: client.OpExists, Key: k} })
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
+				ops := ctl.MapTo(ks, func(k []byte) client.Op { return client.Op{Kind: client.OpExists, Key: k} })
 				s.Do(cmd.Context(), ops)
 				return a.printExists(ops)
 			})
@@ -32,41 +33,41 @@ func (a *app) existsCommand() *cobra.Command {
 }
 
 // printExists prints what was found of each key. Missing ones are the exit status's business.
-func (a *app) printExists(ops []client.Op) error {
-	var rows []row
+func (a *commands) printExists(ops []client.Op) error {
+	var rows []ctl.Row
 	missing := false
 	for i := range ops {
 		o := &ops[i]
 		found := o.Err == nil
 		if !found && !errors.Is(o.Err, client.ErrNotFound) {
-			return a.about(o.Key, o.Err)
+			return a.About(o.Key, o.Err)
 		}
 		missing = missing || !found
-		if !a.json() {
-			r := row{a.show(o.Key), "not found", "-"}
+		if !a.JSON() {
+			r := ctl.Row{a.Show(o.Key), "not found", "-"}
 			if found {
-				r = row{a.show(o.Key), o.Item.Version, when(o.Item.Expires)}
+				r = ctl.Row{a.Show(o.Key), o.Item.Version, ctl.When(o.Item.Expires)}
 			}
 			rows = append(rows, r)
 			continue
 		}
 		m := map[string]any{"found": found}
-		a.setKey(m, "key", o.Key)
+		a.SetKey(m, "key", o.Key)
 		if found {
 			m["version"] = versionText(o.Item.Version)
 		}
 		if !o.Item.Expires.IsZero() {
-			m["expires"] = when(o.Item.Expires)
+			m["expires"] = ctl.When(o.Item.Expires)
 		}
-		if err := a.printJSON(m); err != nil {
+		if err := a.PrintJSON(m); err != nil {
 			return err
 		}
 	}
-	if !a.json() {
-		a.printTable(row{"Key", "Version", "Expires"}, rows)
+	if !a.JSON() {
+		a.PrintTable(ctl.Row{"Key", "Version", "Expires"}, rows)
 	}
 	if missing {
-		return fail(exitNo)
+		return ctl.Fail(ctl.ExitNo)
 	}
 	return nil
 }

@@ -5,14 +5,15 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 // A memory node's adapters are among what nodes -o json shows of it.
 func TestNodesShowFabrics(t *testing.T) {
 	var out bytes.Buffer
-	a := newProgram(nil, &out, nil)
-	a.output = "json"
+	a := &commands{ctl.New(nil, &out, nil)}
+	a.Output = "json"
 	err := a.printNodes(&dirpb.StatusReply{
 		Map: &dirpb.Map{Nodes: []*dirpb.Node{{Id: 1, Name: "m1"}, {Id: 2, Name: "m2"}}},
 		NodeStats: map[uint32]*dirpb.NodeStats{1: {Fabrics: []*dirpb.Fabric{

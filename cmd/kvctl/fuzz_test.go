@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
@@ -82,12 +83,12 @@ func FuzzPipe(f *testing.F) {
 	eternal := []byte(`{"key":"a","value":"b","expires":"0001-01-01T00:00:00Z"}`) // a past time is not: never
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	f.Fuzz(func(t *testing.T, format byte, in []byte) {
-		a := newProgram(strings.NewReader(""), io.Discard, io.Discard)
-		a.output = "json"
-		a.now = func() time.Time { return now }
+		a := &commands{ctl.New(strings.NewReader(""), io.Discard, io.Discard)}
+		a.Output = "json"
+		a.Now = func() time.Time { return now }
 		var out bytes.Buffer
-		a.stdout = &out
-		s := &pipeStore{API: clienttest.New(clienttest.Options{Now: a.now}), t: t}
+		a.Stdout = &out
+		s := &pipeStore{API: clienttest.New(clienttest.Options{Now: a.Now}), t: t}
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		err := a.pipe(ctx, s, bytes.NewReader(in), int64(len(in)), []string{"", "resp", "tsv", "jsonl"}[format%4])
@@ -100,7 +101,7 @@ func FuzzPipe(f *testing.F) {
 		if s.ops > int64(len(in)) {
 			t.Fatalf("%d operations of %d bytes", s.ops, len(in))
 		}
-		if err != nil && exitCode(err) == exitUnavailable {
+		if err != nil && ctl.ExitCode(err) == ctl.ExitUnavailable {
 			t.Fatalf("the store is not to blame: %v", err)
 		}
 	})

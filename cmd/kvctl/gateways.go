@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -37,7 +38,7 @@ const (
 	gatewaysTogether = 32
 )
 
-func (a *app) gatewaysCommand() *cobra.Command {
+func (a *commands) gatewaysCommand() *cobra.Command {
 	interval := time.Second
 	c := &cobra.Command{
 		Use:   "gateways",
@@ -51,9 +52,9 @@ func (a *app) gatewaysCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < 0 {
-				return usagef("--interval %v: want >= 0", interval)
+				return ctl.Usagef("--interval %v: want >= 0", interval)
 			}
-			return a.withBackend(func(b backend) error { return a.listGateways(cmd.Context(), b, interval) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.listGateways(cmd.Context(), b, interval) })
 		},
 	}
 	c.Flags().DurationVar(&interval, "interval", interval, "time over which commands are counted; 0: they are not")
@@ -83,7 +84,7 @@ func (a *app) gatewaysCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.onGateway(cmd.Context(), args[0], a.printClients)
 		},
-	}, changes(&cobra.Command{
+	}, ctl.Changes(&cobra.Command{
 		Use:   "kill GATEWAY ID",
 		Short: "End a client's connection to a gateway",
 		Long: "End a connection, by its number in kvctl gateways clients, as CLIENT KILL ID does. Its\n" +
@@ -93,7 +94,7 @@ func (a *app) gatewaysCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[1], 10, 64)
 			if err != nil || id < 1 {
-				return usagef("ID %q: want a number that kvctl gateways clients shows", args[1])
+				return ctl.Usagef("ID %q: want a number that kvctl gateways clients shows", args[1])
 			}
 			return a.onGateway(cmd.Context(), args[0], func(ctx context.Context, g peerspb.GatewaysClient) error {
 				return a.killClient(ctx, g, args[0], id)
@@ -108,9 +109,9 @@ func gatewayName(g *dirpb.GatewayInfo) string {
 	return g.GetIdentity()[strings.LastIndexByte(g.GetIdentity(), '/')+1:]
 }
 
-func (a *app) completeGateway() cobra.CompletionFunc {
-	return a.complete(func(st *dirpb.StatusReply) []string {
-		return mapTo(st.GetGateways(), (*dirpb.GatewayInfo).GetAddr)
+func (a *commands) completeGateway() cobra.CompletionFunc {
+	return a.Complete(func(st *dirpb.StatusReply) []string {
+		return ctl.MapTo(st.GetGateways(), (*dirpb.GatewayInfo).GetAddr)
 	})
 }
 
@@ -130,28 +131,28 @@ func findGateway(st *dirpb.StatusReply, name string) (*dirpb.GatewayInfo, error)
 	}
 	switch len(found) {
 	case 0:
-		return nil, exitWith(exitNo, fmt.Errorf("unknown gateway %q (kvctl gateways lists them)", name))
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("unknown gateway %q (kvctl gateways lists them)", name))
 	case 1:
 		return found[0], nil
 	}
-	return nil, usagef("%q is the name of %d gateways: want an address, such as %s", name, len(found),
+	return nil, ctl.Usagef("%q is the name of %d gateways: want an address, such as %s", name, len(found),
 		found[0].GetAddr())
 }
 
 // notReachable says why a gateway's address means nothing on this machine.
 func notReachable(g *dirpb.GatewayInfo) error {
-	if isLoopback(g.GetAddr()) && !hostid.Same(g.GetHostId(), hostid.ID()) {
+	if ctl.IsLoopback(g.GetAddr()) && !hostid.Same(g.GetHostId(), hostid.ID()) {
 		return errors.New("it listens on its own machine only: run kvctl there, or set its listen-peers")
 	}
 	return nil
 }
 
 // callGateway calls a gateway where other gateways do. The caller closes the connection.
-func (a *app) callGateway(g *dirpb.GatewayInfo) (*grpc.ClientConn, error) {
+func (a *commands) callGateway(g *dirpb.GatewayInfo) (*grpc.ClientConn, error) {
 	if err := notReachable(g); err != nil {
 		return nil, err
 	}
-	conf, err := a.tlsConfig()
+	conf, err := a.TLSConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -162,12 +163,12 @@ func (a *app) callGateway(g *dirpb.GatewayInfo) (*grpc.ClientConn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if conf, err = certs.ForHost(a.mapping.Called(conf, identity.Gateway), host); err != nil {
+		if conf, err = certs.ForHost(a.Mapping.Called(conf, identity.Gateway), host); err != nil {
 			return nil, err
 		}
 		creds = credentials.NewTLS(conf)
-	case !a.insecure && !isLoopback(g.GetAddr()):
-		return nil, usagef("it is not on this machine: want --tls-ca, or --insecure to send everything in clear")
+	case !a.Insecure && !ctl.IsLoopback(g.GetAddr()):
+		return nil, ctl.Usagef("it is not on this machine: want --tls-ca, or --insecure to send everything in clear")
 	}
 	return grpc.NewClient("passthrough:///"+g.GetAddr(),
 		grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(),
@@ -176,9 +177,10 @@ func (a *app) callGateway(g *dirpb.GatewayInfo) (*grpc.ClientConn, error) {
 }
 
 // onGateway calls a gateway by its name.
-func (a *app) onGateway(ctx context.Context, name string, f func(context.Context, peerspb.GatewaysClient) error) error {
-	return a.withBackend(func(b backend) error {
-		st, err := clusterStatus(ctx, b)
+func (a *commands) onGateway(ctx context.Context, name string, f func(context.Context,
+	peerspb.GatewaysClient) error) error {
+	return a.WithBackend(func(b ctl.Backend) error {
+		st, err := ctl.ClusterStatus(ctx, b)
 		if err != nil {
 			return err
 		}
@@ -190,8 +192,8 @@ func (a *app) onGateway(ctx context.Context, name string, f func(context.Context
 		if err != nil {
 			return fmt.Errorf("gateway %s: %w", name, err)
 		}
-		defer a.closed("connection", conn.Close)
-		ctx, cancel := context.WithTimeout(ctx, a.timeout)
+		defer a.Closed("connection", conn.Close)
+		ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 		defer cancel()
 		if err := f(ctx, peerspb.NewGatewaysClient(conn)); err != nil {
 			return fmt.Errorf("gateway %s: %w", name, err)
@@ -259,12 +261,12 @@ type asked struct {
 	is   *peerspb.DescribeReply
 }
 
-func (a *app) listGateways(ctx context.Context, b backend, interval time.Duration) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) listGateways(ctx context.Context, b ctl.Backend, interval time.Duration) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	all := mapTo(st.GetGateways(), func(g *dirpb.GatewayInfo) *asked {
+	all := ctl.MapTo(st.GetGateways(), func(g *dirpb.GatewayInfo) *asked {
 		x := &asked{GatewayInfo: g}
 		x.conn, x.err = a.callGateway(g)
 		return x
@@ -272,13 +274,13 @@ func (a *app) listGateways(ctx context.Context, b backend, interval time.Duratio
 	defer func() {
 		for _, x := range all {
 			if x.conn != nil {
-				a.closed("connection", x.conn.Close)
+				a.Closed("connection", x.conn.Close)
 			}
 		}
 	}()
 	a.describe(ctx, all)
 	if interval > 0 && slices.ContainsFunc(all, func(x *asked) bool { return x.err == nil }) {
-		if !pause(ctx, interval) {
+		if !ctl.Pause(ctx, interval) {
 			return ctx.Err()
 		}
 		a.describe(ctx, all)
@@ -290,7 +292,7 @@ func (a *app) listGateways(ctx context.Context, b backend, interval time.Duratio
 }
 
 // describe asks gateways how they are, those that have answered so far.
-func (a *app) describe(ctx context.Context, all []*asked) {
+func (a *commands) describe(ctx context.Context, all []*asked) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, gatewaysTogether)
 	for _, x := range all {
@@ -300,7 +302,7 @@ func (a *app) describe(ctx context.Context, all []*asked) {
 		room <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-room }()
-			ctx, cancel := context.WithTimeout(ctx, a.timeout)
+			ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 			defer cancel()
 			x.was = x.is
 			x.is, x.err = peerspb.NewGatewaysClient(x.conn).Describe(ctx, &peerspb.DescribeRequest{})
@@ -309,12 +311,12 @@ func (a *app) describe(ctx context.Context, all []*asked) {
 	wg.Wait()
 }
 
-func (a *app) printGateways(all []*asked) error {
-	lines := mapTo(all, func(x *asked) gatewayLine {
+func (a *commands) printGateways(all []*asked) error {
+	lines := ctl.MapTo(all, func(x *asked) gatewayLine {
 		l := gatewayLine{Addr: x.GetAddr(), Name: gatewayName(x.GatewayInfo), Identity: x.GetIdentity(),
 			Namespaces: x.GetNamespaces()}
 		if x.err != nil {
-			l.Error = oneLine(status.Convert(x.err).Message())
+			l.Error = ctl.OneLine(status.Convert(x.err).Message())
 		} else {
 			l.gatewayNumbers = numbersOf(x.was, x.is)
 		}
@@ -325,20 +327,21 @@ func (a *app) printGateways(all []*asked) error {
 		if l.Error != "" {
 			silent++
 		}
-		if a.json() {
-			if err := a.printJSON(l); err != nil {
+		if a.JSON() {
+			if err := a.PrintJSON(l); err != nil {
 				return err
 			}
 		} else if l.Error != "" {
-			a.say("kvctl gateways: %s: %s", l.Addr, l.Error)
+			a.Say("kvctl gateways: %s: %s", l.Addr, l.Error)
 		}
 	}
-	if !a.json() {
-		a.printTable(row{"Gateway", "Name", "Databases", "Listens", "Clients", "Commands/s", "Hits", "Memory", "Slow",
-			"State"}, mapTo(lines, gatewayLine.row))
+	if !a.JSON() {
+		a.PrintTable(ctl.Row{"Gateway", "Name", "Databases", "Listens", "Clients", "Commands/s", "Hits", "Memory",
+			"Slow",
+			"State"}, ctl.MapTo(lines, gatewayLine.row))
 	}
 	if silent > 0 {
-		return exitWith(exitUnavailable, fmt.Errorf("%d of %d gateways did not answer", silent, len(lines)))
+		return ctl.ExitWith(ctl.ExitUnavailable, fmt.Errorf("%d of %d gateways did not answer", silent, len(lines)))
 	}
 	return nil
 }
@@ -358,11 +361,11 @@ func databasesText(namespaces []string) string {
 	return strings.Join(all, ",")
 }
 
-func (l gatewayLine) row() row {
+func (l gatewayLine) row() ctl.Row {
 	name, databases := cmp.Or(l.Name, "-"), databasesText(l.Namespaces)
 	n := l.gatewayNumbers
 	if n == nil {
-		return row{l.Addr, name, databases, "-", "-", "-", "-", "-", "-", "no answer"}
+		return ctl.Row{l.Addr, name, databases, "-", "-", "-", "-", "-", "-", "no answer"}
 	}
 	rate, hits, state := "-", "-", "up"
 	if n.Rate != nil {
@@ -374,11 +377,12 @@ func (l gatewayLine) row() row {
 	if n.Paused != "" {
 		state = "paused: " + n.Paused
 	}
-	return row{l.Addr, name, databases, strings.Join(n.Listen, " "), n.Clients, rate, hits, bytesText(n.Memory), n.Slow,
+	return ctl.Row{l.Addr, name, databases, strings.Join(n.Listen, " "), n.Clients, rate, hits, ctl.BytesText(n.Memory),
+		n.Slow,
 		state}
 }
 
-func (a *app) printClients(ctx context.Context, g peerspb.GatewaysClient) error {
+func (a *commands) printClients(ctx context.Context, g peerspb.GatewaysClient) error {
 	stream, err := g.ListClients(ctx, &peerspb.ListClientsRequest{})
 	if err != nil {
 		return err
@@ -394,19 +398,20 @@ func (a *app) printClients(ctx context.Context, g peerspb.GatewaysClient) error 
 		}
 		all = append(all, r.GetClients()...)
 	}
-	if a.json() {
-		return printProtos(a, all)
+	if a.JSON() {
+		return ctl.PrintProtos(a.App, all)
 	}
 	seconds := func(n int64) string { return (time.Duration(n) * time.Second).String() }
-	a.printTable(row{"ID", "Address", "Name", "User", "DB", "Age", "Idle", "Flags", "Command", "Unread", "Memory",
-		"Library"}, mapTo(all, func(c *peerspb.Client) row {
+	a.PrintTable(ctl.Row{"ID", "Address", "Name", "User", "DB", "Age", "Idle", "Flags", "Command", "Unread", "Memory",
+		"Library"}, ctl.MapTo(all, func(c *peerspb.Client) ctl.Row {
 		library := c.GetLibrary()
 		if v := c.GetLibraryVersion(); v != "" {
 			library += " " + v
 		}
-		return row{c.GetId(), c.GetAddr(), cmp.Or(c.GetName(), "-"), c.GetUser(), c.GetDb(), seconds(c.GetAgeSeconds()),
+		return ctl.Row{c.GetId(), c.GetAddr(), cmp.Or(c.GetName(), "-"), c.GetUser(), c.GetDb(),
+			seconds(c.GetAgeSeconds()),
 			seconds(c.GetIdleSeconds()), c.GetFlags(),
-			cmp.Or(c.GetCommand(), "-"), bytesText(c.GetOutputBytes()), bytesText(c.GetMemoryBytes()),
+			cmp.Or(c.GetCommand(), "-"), ctl.BytesText(c.GetOutputBytes()), ctl.BytesText(c.GetMemoryBytes()),
 			cmp.Or(library, "-")}
 	}))
 	return nil
@@ -417,7 +422,7 @@ func shellWord(b []byte) string {
 	if s := string(b); s == "" || strings.Contains(s, " ") {
 		return strconv.Quote(s)
 	}
-	return printable(b)
+	return ctl.Printable(b)
 }
 
 // slowLine is a command of a slow log for scripts. Arguments that are no text are all in base64.
@@ -431,51 +436,51 @@ type slowLine struct {
 	Name   string   `json:"client_name,omitempty"`
 }
 
-func (a *app) printSlowLog(ctx context.Context, g peerspb.GatewaysClient, count uint32) error {
+func (a *commands) printSlowLog(ctx context.Context, g peerspb.GatewaysClient, count uint32) error {
 	r, err := g.SlowLog(ctx, &peerspb.SlowLogRequest{Count: count})
 	if err != nil {
 		return err
 	}
-	at := func(s *peerspb.SlowCommand) string { return when(time.UnixMicro(s.GetUnixMicros())) }
-	if !a.json() {
-		a.printTable(row{"ID", "Time", "Took", "Client", "Name", "Command"},
-			mapTo(r.GetCommands(), func(s *peerspb.SlowCommand) row {
-				return row{s.GetId(), at(s), (time.Duration(s.GetTookMicros()) * time.Microsecond).String(),
+	at := func(s *peerspb.SlowCommand) string { return ctl.When(time.UnixMicro(s.GetUnixMicros())) }
+	if !a.JSON() {
+		a.PrintTable(ctl.Row{"ID", "Time", "Took", "Client", "Name", "Command"},
+			ctl.MapTo(r.GetCommands(), func(s *peerspb.SlowCommand) ctl.Row {
+				return ctl.Row{s.GetId(), at(s), (time.Duration(s.GetTookMicros()) * time.Microsecond).String(),
 					s.GetAddr(),
 					cmp.Or(s.GetName(), "-"),
-					strings.Join(mapTo(s.GetArgs(), shellWord), " ")}
+					strings.Join(ctl.MapTo(s.GetArgs(), shellWord), " ")}
 			}))
 		return nil
 	}
 	for _, s := range r.GetCommands() {
 		l := slowLine{ID: s.GetId(), Time: at(s), Micros: s.GetTookMicros(), Addr: s.GetAddr(), Name: s.GetName()}
 		if slices.ContainsFunc(s.GetArgs(), func(b []byte) bool { return !utf8.Valid(b) }) {
-			l.Base64 = mapTo(s.GetArgs(), base64.StdEncoding.EncodeToString)
+			l.Base64 = ctl.MapTo(s.GetArgs(), base64.StdEncoding.EncodeToString)
 		} else {
-			l.Args = mapTo(s.GetArgs(), func(b []byte) string { return string(b) })
+			l.Args = ctl.MapTo(s.GetArgs(), func(b []byte) string { return string(b) })
 		}
-		if err := a.printJSON(l); err != nil {
+		if err := a.PrintJSON(l); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *app) killClient(ctx context.Context, g peerspb.GatewaysClient, name string, id int64) error {
+func (a *commands) killClient(ctx context.Context, g peerspb.GatewaysClient, name string, id int64) error {
 	if _, err := g.Describe(ctx, &peerspb.DescribeRequest{}); err != nil {
 		return err // nothing was asked for
 	}
 	r, err := g.KillClient(ctx, &peerspb.KillClientRequest{Id: id})
 	switch code := status.Code(err); {
 	case code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled:
-		return exitWith(exitUnknown, err)
+		return ctl.ExitWith(ctl.ExitUnknown, err)
 	case err != nil:
 		return err
 	case !r.GetFound():
-		return exitWith(exitNo, fmt.Errorf("no client %d (kvctl gateways clients %s lists them)", id, name))
-	case a.json():
-		return a.printJSON(map[string]any{"gateway": name, "id": id, "addr": r.GetAddr()})
+		return ctl.ExitWith(ctl.ExitNo, fmt.Errorf("no client %d (kvctl gateways clients %s lists them)", id, name))
+	case a.JSON():
+		return a.PrintJSON(map[string]any{"gateway": name, "id": id, "addr": r.GetAddr()})
 	}
-	a.printTable(row{"Gateway", "ID", "Ended"}, []row{{name, id, r.GetAddr()}})
+	a.PrintTable(ctl.Row{"Gateway", "ID", "Ended"}, []ctl.Row{{name, id, r.GetAddr()}})
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -101,18 +102,18 @@ func TestPipeRefusesProtocol(t *testing.T) {
 	} {
 		r := e.run(good+c.in, "-o", "json", "pipe")
 		rep := decode[pipeReport](t, r.stdout)
-		if r.code != exitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") ||
+		if r.code != ctl.ExitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") ||
 			rep.OK != 1 || rep.Failed != 0 {
 			t.Errorf("%.40q: %+v", c.in, r)
 		}
 	}
 	// Failures are counted, and not all of them told.
 	r := e.run(strings.Repeat(command("HGETALL", "h"), 50)+good, "-o", "json", "pipe")
-	if rep := decode[pipeReport](t, r.stdout); r.code != exitUsage || rep.Failed != 50 || rep.OK != 1 ||
+	if rep := decode[pipeReport](t, r.stdout); r.code != ctl.ExitUsage || rep.Failed != 50 || rep.OK != 1 ||
 		strings.Count(r.stderr, "\n") != failuresNamed+1 {
 		t.Errorf("%+v", r)
 	}
-	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != exitUsage ||
+	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "line 1: key of 65536 bytes") {
 		t.Errorf("%+v", r)
 	}
@@ -121,7 +122,7 @@ func TestPipeRefusesProtocol(t *testing.T) {
 // full answers every PUT with an error, and everything else not at all the first
 // time.
 type full struct {
-	store
+	ctl.Store
 	calls int
 }
 
@@ -142,10 +143,10 @@ func (f *full) Do(ctx context.Context, ops []client.Op) {
 func TestPipeFailures(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	f := &full{}
-	e.wrap(func(s store) store { f.store = s; return f })
+	e.wrap(func(s ctl.Store) ctl.Store { f.Store = s; return f })
 	r := e.run(command("SET", "a", "b")+command("DEL", "c")+command("SET", "d", "e"), "-o", "json", "pipe")
 	rep := decode[pipeReport](t, r.stdout)
-	if r.code != exitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 ||
+	if r.code != ctl.ExitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 ||
 		!strings.Contains(r.stderr, `command 3 at byte 47: "d": full`) {
 		t.Errorf("%d calls, %+v", f.calls, r)
 	}
@@ -204,7 +205,7 @@ func TestBigkeys(t *testing.T) {
 
 	// A record that is torn, or whose place has another tenant, is counted and no more.
 	torn := 0
-	e.wrap(func(s store) store {
+	e.wrap(func(s ctl.Store) ctl.Store {
 		return &overlay{s, func(_ int, off uint64, b []byte) {
 			if i := bytes.Index(b, []byte("k000123456789")); i >= layout.RecordHeaderSize {
 				torn++
@@ -219,14 +220,14 @@ func TestBigkeys(t *testing.T) {
 
 // accessed shows access words that a test makes up.
 type accessed struct {
-	store
+	ctl.Store
 	words map[uint64]layout.AccessWord // by the slot's offset, in the only placement group
 	base  uint64
 }
 
 func (a *accessed) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	if off < a.base || off >= 2*a.base {
-		return a.store.ReadRaw(ctx, pg, replica, off, n)
+		return a.Store.ReadRaw(ctx, pg, replica, off, n)
 	}
 	b := make([]byte, n)
 	for at, w := range a.words {
@@ -286,7 +287,7 @@ func TestHotkeys(t *testing.T) {
 	if len(acc.words) != keys-1 {
 		t.Fatalf("%d slots found", len(acc.words))
 	}
-	e.wrap(func(s store) store { acc.store = s; return acc })
+	e.wrap(func(s ctl.Store) ctl.Store { acc.Store = s; return acc })
 	type report struct {
 		Keys, Known uint64
 		Hottest     []struct {
@@ -343,8 +344,8 @@ func TestStat(t *testing.T) {
 	}
 	// The end of a command that watches is no failure.
 	ctx, cancel := context.WithCancel(t.Context())
-	e.wrap(func(s store) store { return &overlay{s, func(int, uint64, []byte) { cancel() }} })
-	if r := e.runContext(ctx, "", "stat", "--interval", "1h"); r.code != exitOK {
+	e.wrap(func(s ctl.Store) ctl.Store { return &overlay{s, func(int, uint64, []byte) { cancel() }} })
+	if r := e.runContext(ctx, "", "stat", "--interval", "1h"); r.code != ctl.ExitOK {
 		t.Errorf("%+v", r)
 	}
 }
@@ -396,9 +397,9 @@ func TestLatency(t *testing.T) {
 		!strings.Contains(out, "µs") {
 		t.Error(out)
 	}
-	e.wrap(func(s store) store { return &failing{s, client.ErrUnavailable} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &failing{s, client.ErrUnavailable} })
 	r := e.run("", "-o", "json", "latency", "k", "--count", "3", "--pause", "0s")
-	if l := decode[latencyLine](t, r.stdout); r.code != exitUnavailable || l.Errors != 3 || l.Gets != 0 {
+	if l := decode[latencyLine](t, r.stdout); r.code != ctl.ExitUnavailable || l.Errors != 3 || l.Gets != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -408,11 +409,11 @@ func TestCompleteKeys(t *testing.T) {
 	if out := e.must("", "__complete", "get", ""); !strings.HasPrefix(out, ":4\n") {
 		t.Errorf("no namespace: %q", out)
 	}
-	if r := e.run("", "shards"); r.code != exitUsage {
+	if r := e.run("", "shards"); r.code != ctl.ExitUsage {
 		t.Errorf("completion made the namespace: %+v", r)
 	}
 	var in strings.Builder
-	for i := range 2 * completeMost {
+	for i := range 2 * ctl.CompleteMost {
 		fmt.Fprintf(&in, "many%d\tx\n", i)
 	}
 	in.WriteString("one\tx\nline\x01\tx\n")
@@ -423,7 +424,7 @@ func TestCompleteKeys(t *testing.T) {
 	if out := e.must("", "__completeNoDesc", "mget", "one", "li"); out != ":4\n" {
 		t.Errorf("a key that is no text: %q", out)
 	}
-	if out := e.must("", "__completeNoDesc", "del", "x", "many"); strings.Count(out, "many") != completeMost {
+	if out := e.must("", "__completeNoDesc", "del", "x", "many"); strings.Count(out, "many") != ctl.CompleteMost {
 		t.Errorf("%d keys", strings.Count(out, "many"))
 	}
 }

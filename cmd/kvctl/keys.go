@@ -4,50 +4,32 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/patient"
-	"github.com/kvd-project/kvd/internal/redis/glob"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// changes marks a command whose errors must tell whether it happened.
-func changes(c *cobra.Command) *cobra.Command {
-	c.Annotations = map[string]string{writes: ""}
-	return c
-}
-
-// about names the key in an error.
-func (a *app) about(k []byte, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", a.showKey(k), err)
-}
-
-func (a *app) printVersion(k []byte, version uint64) error {
-	if a.json() {
+func (a *commands) printVersion(k []byte, version uint64) error {
+	if a.JSON() {
 		m := map[string]any{"version": versionText(version)}
-		a.setKey(m, "key", k)
-		return a.printJSON(m)
+		a.SetKey(m, "key", k)
+		return a.PrintJSON(m)
 	}
-	fmt.Fprintf(a.stdout, "version %d\n", version)
+	fmt.Fprintf(a.Stdout, "version %d\n", version)
 	return nil
 }
 
-func (a *app) putCommand() *cobra.Command {
+func (a *commands) putCommand() *cobra.Command {
 	var o client.PutOptions
 	var ifAbsent bool
 	var file string
@@ -63,23 +45,23 @@ Nobody sees any of it before all is there.
 With --pin-for a cache does not evict what is put for so long. The next put ends that.
 While more is pinned than kvctl namespace set --max-pinned allows, no pin counts.`,
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
 			if o.TTL < 0 {
-				return usagef("--ttl %v: want > 0", o.TTL)
+				return ctl.Usagef("--ttl %v: want > 0", o.TTL)
 			}
 			if pinned < 0 {
-				return usagef("--pin-for %v: want > 0", pinned)
+				return ctl.Usagef("--pin-for %v: want > 0", pinned)
 			}
 			if pinned > 0 {
-				o.PinUntil = a.now().Add(pinned)
+				o.PinUntil = a.Now().Add(pinned)
 			}
 			if file != "" && len(args) > 1 {
-				return usagef("--file %s: a value is given, too", file)
+				return ctl.Usagef("--file %s: a value is given, too", file)
 			}
 			f, size, err := a.valueFile(args, file)
 			if err != nil {
@@ -88,29 +70,29 @@ While more is pinned than kvctl namespace set --max-pinned allows, no pin counts
 			if file != "" {
 				defer f.Close()
 			}
-			stream := size > batchBytes && !ifAbsent
+			stream := size > ctl.BatchBytes && !ifAbsent
 			var v []byte
 			switch {
 			case f == nil:
 				v, err = a.value(cmd.Context(), args, 1)
 			case !stream:
-				v, err = readFile(f, f.Name(), size)
+				v, err = ctl.ReadFile(f, f.Name(), size)
 			}
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
 				var version uint64
 				switch {
 				case ifAbsent:
 					version, err = s.PutIfAbsent(cmd.Context(), k, v, o)
 				case stream:
-					version, err = putFile(cmd.Context(), s, k, f, size, o)
+					version, err = ctl.PutFile(cmd.Context(), s, k, f, size, o)
 				default:
 					version, err = s.Put(cmd.Context(), k, v, o)
 				}
 				if err != nil {
-					return a.about(k, err)
+					return a.About(k, err)
 				}
 				return a.printVersion(k, version)
 			})
@@ -123,40 +105,40 @@ While more is pinned than kvctl namespace set --max-pinned allows, no pin counts
 	return c
 }
 
-func (a *app) getCommand() *cobra.Command {
+func (a *commands) getCommand() *cobra.Command {
 	return &cobra.Command{
-		Annotations: map[string]string{brief: ""},
+		Annotations: map[string]string{ctl.Brief: ""},
 		Use:         "get KEY",
 		Short:       "Print a key's value, byte for byte",
 		Long: "Print a key's value, byte for byte.\n\nIn its first 100 ms a signal ends it as the " +
 			"system does, without a message.",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 				ctx := cmd.Context()
-				if !a.json() {
-					ctx = inside.LimitMemory(ctx, longValue)
+				if !a.JSON() {
+					ctx = inside.LimitMemory(ctx, ctl.LongValue)
 				}
 				it, err := s.Get(ctx, k)
 				if errors.As(err, new(*inside.TooLargeError)) {
-					return a.about(k, printLong(cmd.Context(), s, k, a.stdout))
+					return a.About(k, printLong(cmd.Context(), s, k, a.Stdout))
 				}
 				if err != nil {
-					return a.about(k, err)
+					return a.About(k, err)
 				}
-				if a.json() {
-					return a.printJSON(a.item(k, it))
+				if a.JSON() {
+					return a.PrintJSON(a.item(k, it))
 				}
-				if _, err := a.stdout.Write(it.Value); err != nil {
+				if _, err := a.Stdout.Write(it.Value); err != nil {
 					return err
 				}
-				if (isTerminal(a.stdout) || a.parent != nil) && !bytes.HasSuffix(it.Value, []byte("\n")) {
-					fmt.Fprintln(a.stdout)
+				if (ctl.IsTerminal(a.Stdout) || a.Parent != nil) && !bytes.HasSuffix(it.Value, []byte("\n")) {
+					fmt.Fprintln(a.Stdout)
 				}
 				return nil
 			})
@@ -164,11 +146,8 @@ func (a *app) getCommand() *cobra.Command {
 	}
 }
 
-// longValue is the bytes from which on a value is read by parts.
-const longValue = 8 << 20
-
 // printLong writes a long value to w by parts. All of them are of one version.
-func printLong(ctx context.Context, s store, k []byte, w io.Writer) error {
+func printLong(ctx context.Context, s ctl.Store, k []byte, w io.Writer) error {
 	for {
 		v, err := s.Open(ctx, k)
 		if err != nil {
@@ -191,13 +170,13 @@ func printLong(ctx context.Context, s store, k []byte, w io.Writer) error {
 func versionText(v uint64) string { return strconv.FormatUint(v, 10) }
 
 // item is a key's JSON object.
-func (a *app) item(k []byte, it client.Item) map[string]any {
+func (a *commands) item(k []byte, it client.Item) map[string]any {
 	m := map[string]any{"version": versionText(it.Version)}
-	a.setKey(m, "key", k)
+	a.SetKey(m, "key", k)
 	if longAsText(it.Value) {
 		m["value_base64"] = base64.StdEncoding.EncodeToString(it.Value)
 	} else {
-		setBytes(m, "value", it.Value)
+		ctl.SetBytes(m, "value", it.Value)
 	}
 	if it.Flags != 0 {
 		m["flags"] = it.Flags
@@ -209,7 +188,7 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 		m["type"] = it.Type.String()
 	}
 	if !it.Expires.IsZero() {
-		m["expires"] = when(it.Expires)
+		m["expires"] = ctl.When(it.Expires)
 	}
 	return m
 }
@@ -229,7 +208,7 @@ func longAsText(v []byte) bool {
 	return n > len(v)/8
 }
 
-func (a *app) delCommand() *cobra.Command {
+func (a *commands) delCommand() *cobra.Command {
 	var version uint64
 	var prefix string
 	var dry, lost bool
@@ -242,22 +221,22 @@ func (a *app) delCommand() *cobra.Command {
 			"begins so, and prints how many they were. Damaged records stay: see flush.\n" +
 			"--lost is for a key whose memory is so damaged that no copy tells whose record it is. get\n" +
 			"and put call such a key corrupt. --lost frees what may be the key's record.",
-		ValidArgsFunction: a.completeKey(true),
+		ValidArgsFunction: a.CompleteKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			byVersion := cmd.Flags().Changed("version")
 			if cmd.Flags().Changed("prefix") {
-				p, err := a.key(prefix)
+				p, err := a.Key(prefix)
 				switch {
 				case err != nil:
-					return usagef("--prefix: %w", err)
+					return ctl.Usagef("--prefix: %w", err)
 				case len(args) > 0, byVersion:
-					return usagef("--prefix: want no keys and no --version with it")
+					return ctl.Usagef("--prefix: want no keys and no --version with it")
 				}
 				if dry {
-					return a.wouldErase(cmd.Context(), matcher(p, ""))
+					return a.wouldErase(cmd.Context(), ctl.Matcher(p, ""))
 				}
-				return a.with(cmd.Context(), sessionOptions{}, func(s store) error {
-					return a.erase(cmd.Context(), s, "del", matcher(p, ""))
+				return a.With(cmd.Context(), ctl.SessionOptions{}, func(s ctl.Store) error {
+					return a.erase(cmd.Context(), s, "del", ctl.Matcher(p, ""))
 				})
 			}
 			ks, err := a.keys(cmd.Context(), args)
@@ -265,21 +244,21 @@ func (a *app) delCommand() *cobra.Command {
 				return err
 			}
 			if byVersion && len(ks) != 1 {
-				return usagef("--version: want one key, not %d", len(ks))
+				return ctl.Usagef("--version: want one key, not %d", len(ks))
 			}
 			switch {
 			case lost && (byVersion || dry):
-				return usagef("--lost: want no --version and no --dry-run with it")
+				return ctl.Usagef("--lost: want no --version and no --dry-run with it")
 			case lost:
-				return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+				return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
 					return a.freeKeys(cmd.Context(), s, ks)
 				})
 			case dry:
 				return a.wouldDelete(cmd.Context(), ks, byVersion, version)
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
 				if byVersion {
-					return a.about(ks[0], s.DeleteVersion(cmd.Context(), ks[0], version))
+					return a.About(ks[0], s.DeleteVersion(cmd.Context(), ks[0], version))
 				}
 				var deleted, missing int
 				var firstMissing []byte
@@ -293,23 +272,24 @@ func (a *app) delCommand() *cobra.Command {
 							firstMissing = ks[i]
 						}
 					// An unknown outcome is what the caller must hear of.
-					case failed == nil || exitCode(failed) != exitUnknown && exitCode(r.Err) == exitUnknown:
-						failed = a.about(ks[i], r.Err)
+					case failed == nil || ctl.ExitCode(failed) != ctl.ExitUnknown &&
+						ctl.ExitCode(r.Err) == ctl.ExitUnknown:
+						failed = a.About(ks[i], r.Err)
 					}
 				}
-				if a.json() {
-					if err := a.printJSON(map[string]any{"deleted": deleted, "not_found": missing}); err != nil {
+				if a.JSON() {
+					if err := a.PrintJSON(map[string]any{"deleted": deleted, "not_found": missing}); err != nil {
 						return err
 					}
 				}
 				switch {
 				case failed != nil:
-					return partly(deleted > 0, failed, "after %d of %d keys were deleted", deleted, len(ks))
+					return ctl.Partly(deleted > 0, failed, "after %d of %d keys were deleted", deleted, len(ks))
 				case missing == 1:
-					return a.about(firstMissing, client.ErrNotFound)
+					return a.About(firstMissing, client.ErrNotFound)
 				case missing > 1:
 					return fmt.Errorf("%d of %d keys, the first of them %w", missing, len(ks),
-						a.about(firstMissing, client.ErrNotFound))
+						a.About(firstMissing, client.ErrNotFound))
 				}
 				return nil
 			})
@@ -318,37 +298,37 @@ func (a *app) delCommand() *cobra.Command {
 	c.Flags().Uint64Var(&version, "version", 0, "only if the key has this version")
 	c.Flags().StringVar(&prefix, "prefix", "", "delete every key that begins with this")
 	c.Flags().BoolVar(&lost, "lost", false, "free what no copy tells any more and may be the key's")
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
-func (a *app) casCommand() *cobra.Command {
+func (a *commands) casCommand() *cobra.Command {
 	var o client.PutOptions
 	c := &cobra.Command{
 		Use:               "cas KEY VERSION [VALUE|-]",
 		Short:             "Set a key if it still has a version, as put, get and mget print it",
 		Args:              cobra.RangeArgs(2, 3),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
 			version, err := strconv.ParseUint(args[1], 0, 64)
 			if err != nil {
-				return usagef("version %q: want a number", args[1])
+				return ctl.Usagef("version %q: want a number", args[1])
 			}
 			if o.TTL < 0 {
-				return usagef("--ttl %v: want > 0", o.TTL)
+				return ctl.Usagef("--ttl %v: want > 0", o.TTL)
 			}
 			v, err := a.value(cmd.Context(), args, 2)
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
 				next, err := s.CompareAndSwap(cmd.Context(), k, version, v, o)
 				if err != nil {
-					return a.about(k, err)
+					return a.About(k, err)
 				}
 				return a.printVersion(k, next)
 			})
@@ -358,58 +338,58 @@ func (a *app) casCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) incrCommand() *cobra.Command {
+func (a *commands) incrCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "incr KEY [DELTA]",
 		Short: "Add to the decimal number that a key holds, and print the sum",
 		Long: "Add DELTA (default 1; after -- it may be negative) to the decimal number that\na key " +
 			"holds, and print the sum. A missing key counts as 0.",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
 			delta := int64(1)
 			if len(args) > 1 {
 				if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
-					return usagef("delta %q: want a decimal 64-bit number", args[1])
+					return ctl.Usagef("delta %q: want a decimal 64-bit number", args[1])
 				}
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
 				n, err := s.Incr(cmd.Context(), k, delta)
 				if err != nil {
-					return a.about(k, err)
+					return a.About(k, err)
 				}
-				if a.json() {
+				if a.JSON() {
 					m := map[string]any{"value": n}
-					a.setKey(m, "key", k)
-					return a.printJSON(m)
+					a.SetKey(m, "key", k)
+					return a.PrintJSON(m)
 				}
-				fmt.Fprintln(a.stdout, n)
+				fmt.Fprintln(a.Stdout, n)
 				return nil
 			})
 		},
 	}
 }
 
-func (a *app) ttlCommand() *cobra.Command {
+func (a *commands) ttlCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "ttl KEY [DURATION|none]",
 		Short:             "Print a key's time to live, or set it",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
 			if len(args) == 1 {
-				return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 					in, err := s.Exists(cmd.Context(), k)
 					if err != nil {
-						return a.about(k, err)
+						return a.About(k, err)
 					}
 					return a.printTTL(k, in.Expires)
 				})
@@ -417,79 +397,80 @@ func (a *app) ttlCommand() *cobra.Command {
 			ttl := time.Duration(0)
 			if args[1] != "none" {
 				if ttl, err = time.ParseDuration(args[1]); err != nil || ttl < time.Millisecond {
-					return usagef("duration %q: want at least 1ms, such as 90s or 24h, or none", args[1])
+					return ctl.Usagef("duration %q: want at least 1ms, such as 90s or 24h, or none", args[1])
 				}
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
-				return a.about(k, s.Touch(cmd.Context(), k, ttl))
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
+				return a.About(k, s.Touch(cmd.Context(), k, ttl))
 			})
 		},
 	}
 }
 
-func (a *app) printTTL(k []byte, expires time.Time) error {
-	left := expires.Sub(a.now()).Round(time.Millisecond)
-	if a.json() {
+func (a *commands) printTTL(k []byte, expires time.Time) error {
+	left := expires.Sub(a.Now()).Round(time.Millisecond)
+	if a.JSON() {
 		m := map[string]any{"expires": nil, "ttl_seconds": nil}
-		a.setKey(m, "key", k)
+		a.SetKey(m, "key", k)
 		if !expires.IsZero() {
-			m["expires"], m["ttl_seconds"] = when(expires), left.Seconds()
+			m["expires"], m["ttl_seconds"] = ctl.When(expires), left.Seconds()
 		}
-		return a.printJSON(m)
+		return a.PrintJSON(m)
 	}
 	if expires.IsZero() {
-		fmt.Fprintln(a.stdout, "none")
+		fmt.Fprintln(a.Stdout, "none")
 	} else {
-		fmt.Fprintln(a.stdout, left)
+		fmt.Fprintln(a.Stdout, left)
 	}
 	return nil
 }
 
-func (a *app) mgetCommand() *cobra.Command {
+func (a *commands) mgetCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "mget [KEY...]",
 		Short: "Print several keys; without arguments, those on stdin, one a line",
 		Long: "Print several keys, fetched together; stdin is as scan prints it. With -o json one " +
 			"object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any " +
 			"is\nmissing.",
-		ValidArgsFunction: a.completeKey(true),
+		ValidArgsFunction: a.CompleteKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ks, err := a.keys(cmd.Context(), args)
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
-				var rows []row
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
+				var rows []ctl.Row
 				missing := false
 				for i, r := range s.MultiGet(cmd.Context(), ks) {
 					found := r.Err == nil
 					if !found && !errors.Is(r.Err, client.ErrNotFound) {
-						return a.about(ks[i], r.Err)
+						return a.About(ks[i], r.Err)
 					}
 					missing = missing || !found
 					switch {
-					case a.json():
+					case a.JSON():
 						m := map[string]any{}
 						if found {
 							m = a.item(ks[i], r.Item)
 						} else {
-							a.setKey(m, "key", ks[i])
+							a.SetKey(m, "key", ks[i])
 						}
 						m["found"] = found
-						if err := a.printJSON(m); err != nil {
+						if err := a.PrintJSON(m); err != nil {
 							return err
 						}
 					case found:
-						rows = append(rows, row{a.show(ks[i]), r.Version, when(r.Expires), len(r.Value), clip(r.Value)})
+						rows = append(rows, ctl.Row{a.Show(ks[i]), r.Version, ctl.When(r.Expires), len(r.Value),
+							clip(r.Value)})
 					default:
-						rows = append(rows, row{a.show(ks[i]), "-", "-", "-", "not found"})
+						rows = append(rows, ctl.Row{a.Show(ks[i]), "-", "-", "-", "not found"})
 					}
 				}
-				if !a.json() {
-					a.printTable(row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
+				if !a.JSON() {
+					a.PrintTable(ctl.Row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
 				}
 				if missing {
-					return fail(exitNo)
+					return ctl.Fail(ctl.ExitNo)
 				}
 				return nil
 			})
@@ -501,12 +482,12 @@ func (a *app) mgetCommand() *cobra.Command {
 func clip(v []byte) string {
 	const most = 48
 	if len(v) <= most {
-		return printable(v)
+		return ctl.Printable(v)
 	}
-	return printable(v[:most]) + "…"
+	return ctl.Printable(v[:most]) + "…"
 }
 
-func (a *app) scanCommand() *cobra.Command {
+func (a *commands) scanCommand() *cobra.Command {
 	var prefix, pattern string
 	var limit int
 	var long bool
@@ -521,33 +502,33 @@ func (a *app) scanCommand() *cobra.Command {
 			"brings it back.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, err := a.prefix(prefix)
+			p, err := a.Prefix(prefix)
 			if err != nil {
 				return err
 			}
 			if limit < 0 {
-				return usagef("--limit %d: want >= 0", limit)
+				return ctl.Usagef("--limit %d: want >= 0", limit)
 			}
 			most := limit
 			if !cmd.Flags().Changed("limit") {
 				most++ // to know whether there are more
-				if long && a.json() {
+				if long && a.JSON() {
 					most, limit = 0, 0
 				}
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
-				var rows []row
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
+				var rows []ctl.Row
 				given := 0
 				// next counts a key; ok is false if it is not to be printed.
 				next := func() (ok, more bool) {
 					if given == limit && most > limit {
-						a.say("kvctl scan: there are more than %d keys; --limit 0 lists all", limit)
+						a.Say("kvctl scan: there are more than %d keys; --limit 0 lists all", limit)
 						return false, false
 					}
 					given++
 					return true, given != most
 				}
-				o := client.ScanOptions{KeysOnly: true, Match: matcher(p, pattern)}
+				o := client.ScanOptions{KeysOnly: true, Match: ctl.Matcher(p, pattern)}
 				var err error
 				if long {
 					err = eachItem(cmd.Context(), s, o, most, func(key []byte, it client.Item) (bool, error) {
@@ -555,10 +536,10 @@ func (a *app) scanCommand() *cobra.Command {
 						if !ok {
 							return false, nil
 						}
-						if a.json() {
-							return more, a.printJSON(a.item(key, it))
+						if a.JSON() {
+							return more, a.PrintJSON(a.item(key, it))
 						}
-						rows = append(rows, row{a.show(key), it.Version, when(it.Expires), len(it.Value),
+						rows = append(rows, ctl.Row{a.Show(key), it.Version, ctl.When(it.Expires), len(it.Value),
 							clip(it.Value)})
 						return more, nil
 					})
@@ -568,20 +549,20 @@ func (a *app) scanCommand() *cobra.Command {
 						if !ok {
 							return false, nil
 						}
-						if a.json() {
+						if a.JSON() {
 							m := map[string]any{"version": versionText(kv.Version)}
-							a.setKey(m, "key", kv.Key)
-							return more, a.printJSON(m)
+							a.SetKey(m, "key", kv.Key)
+							return more, a.PrintJSON(m)
 						}
-						_, err := fmt.Fprintln(a.stdout, a.show(kv.Key))
+						_, err := fmt.Fprintln(a.Stdout, a.Show(kv.Key))
 						return more, err
 					})
 				}
 				if err != nil && !errors.Is(err, client.ErrCorrupt) {
 					return err
 				}
-				if long && !a.json() {
-					a.printTable(row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
+				if long && !a.JSON() {
+					a.PrintTable(ctl.Row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
 				}
 				return err
 			})
@@ -592,75 +573,4 @@ func (a *app) scanCommand() *cobra.Command {
 	c.Flags().IntVar(&limit, "limit", 100, "how many keys to list at most; 0: all, as without it --long -o json does")
 	c.Flags().BoolVarP(&long, "long", "l", false, "with values, versions and expiry")
 	return c
-}
-
-// prefix decodes a key prefix, which may be empty.
-func (a *app) prefix(s string) ([]byte, error) {
-	if s == "" {
-		return nil, nil
-	}
-	return a.key(s)
-}
-
-// matcher selects keys that begin with prefix and match pattern; an empty one is
-// matched by all. nil selects every key.
-func matcher(prefix []byte, pattern string) func([]byte) bool {
-	switch {
-	case pattern != "":
-		p := []byte(pattern)
-		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) && glob.Match(p, k) }
-	case len(prefix) > 0:
-		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) }
-	}
-	return nil
-}
-
-// completeMost bounds what a completion of keys offers.
-const completeMost = 100
-
-// completeFor bounds how long a completion of keys looks for them. Tests on a busy machine set it before they start.
-var completeFor = 500 * time.Millisecond
-
-// completeKey suggests keys that begin with the word typed so far: those that are
-// found in the time that it takes to wait for. Keys that a line of text cannot hold
-// are left out.
-func (a *app) completeKey(several bool) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		const directive = cobra.ShellCompDirectiveNoFileComp
-		if len(args) > 0 && !several || a.ready(cmd) != nil {
-			return nil, directive
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), completeFor)
-		defer cancel()
-		found := make(map[string]bool)
-		_ = a.withBackend(func(b backend) error {
-			// To open a session would make a default namespace if there is none.
-			st, err := clusterStatus(ctx, b)
-			if err != nil {
-				return err
-			}
-			if _, err := a.ownNamespace(st.GetMap()); err != nil {
-				return err
-			}
-			return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
-				// Match sees the keys one by one, also those before a time-out.
-				for _, err := range s.Scan(ctx, client.ScanOptions{KeysOnly: true, Match: func(k []byte) bool {
-					text := string(k)
-					if a.hex {
-						text = hex.EncodeToString(k)
-					}
-					if strings.HasPrefix(text, typed) && printable([]byte(text)) == text && len(found) < completeMost {
-						if found[text] = true; len(found) == completeMost {
-							cancel()
-						}
-					}
-					return false
-				}}) {
-					return err
-				}
-				return nil
-			})
-		})
-		return slices.Sorted(maps.Keys(found)), directive
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/patient"
 )
 
@@ -25,7 +26,7 @@ type watchOptions struct {
 	limit    int
 }
 
-func (a *app) watchCommand() *cobra.Command {
+func (a *commands) watchCommand() *cobra.Command {
 	var o watchOptions
 	var prefix string
 	c := &cobra.Command{
@@ -40,29 +41,29 @@ func (a *app) watchCommand() *cobra.Command {
 			"gone, too. It ends after --count lines, or when it is interrupted. It remembers up to\n" +
 			"--limit keys, and ends with an error if there are more.",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			byPrefix := cmd.Flags().Changed("prefix")
 			switch {
 			case byPrefix == (len(args) == 1):
-				return usagef("want either a key or --prefix; usage: %s", cmd.UseLine())
+				return ctl.Usagef("want either a key or --prefix; usage: %s", cmd.UseLine())
 			case o.interval < 10*time.Millisecond:
-				return usagef("--interval %v: want at least 10ms", o.interval)
+				return ctl.Usagef("--interval %v: want at least 10ms", o.interval)
 			case o.count < 0:
-				return usagef("--count %d: want >= 0", o.count)
+				return ctl.Usagef("--count %d: want >= 0", o.count)
 			case o.limit < 1 || o.limit > maxWatched:
-				return usagef("--limit %d: want 1 to %d", o.limit, maxWatched)
+				return ctl.Usagef("--limit %d: want 1 to %d", o.limit, maxWatched)
 			}
 			var err error
 			if byPrefix {
-				o.prefix, err = a.prefix(prefix)
+				o.prefix, err = a.Prefix(prefix)
 			} else {
-				o.key, err = a.key(args[0])
+				o.key, err = a.Key(args[0])
 			}
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 				return a.watch(cmd.Context(), s, o)
 			})
 		},
@@ -76,7 +77,7 @@ func (a *app) watchCommand() *cobra.Command {
 }
 
 // versions gives the version of each key that o selects and that is there.
-func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64, error) {
+func (o *watchOptions) versions(ctx context.Context, s ctl.Store) (map[string]uint64, error) {
 	seen := make(map[string]uint64)
 	if o.key != nil {
 		err := patient.Do(ctx, func() error {
@@ -91,11 +92,11 @@ func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64
 		})
 		return seen, err
 	}
-	err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")},
+	err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: ctl.Matcher(o.prefix, "")},
 		func(kv client.KV) (bool, error) {
 			seen[string(kv.Key)] = kv.Version
 			if len(seen) > o.limit {
-				return false, usagef("more than %d keys begin so: want a longer --prefix, or a greater --limit",
+				return false, ctl.Usagef("more than %d keys begin so: want a longer --prefix, or a greater --limit",
 					o.limit)
 			}
 			return true, nil
@@ -103,14 +104,14 @@ func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64
 	return seen, err
 }
 
-func (a *app) watch(ctx context.Context, s store, o watchOptions) error {
+func (a *commands) watch(ctx context.Context, s ctl.Store, o watchOptions) error {
 	before, err := o.versions(ctx, s)
 	if err != nil {
 		return a.watchEnded(ctx, err)
 	}
-	a.say("kvctl watch: %d keys are there; looking every %v, changes between two looks are seen as one", len(before),
+	a.Say("kvctl watch: %d keys are there; looking every %v, changes between two looks are seen as one", len(before),
 		o.interval)
-	for printed := 0; pause(ctx, o.interval); {
+	for printed := 0; ctl.Pause(ctx, o.interval); {
 		now, err := o.versions(ctx, s)
 		if err != nil {
 			return a.watchEnded(ctx, err)
@@ -138,7 +139,7 @@ func (a *app) watch(ctx context.Context, s store, o watchOptions) error {
 			}
 		}
 		before = now
-		if err := a.flush(); err != nil {
+		if err := a.Flush(); err != nil {
 			return err
 		}
 	}
@@ -146,27 +147,27 @@ func (a *app) watch(ctx context.Context, s store, o watchOptions) error {
 }
 
 // watchEnded is the error of a look; the user's interruption is how a watch ends.
-func (a *app) watchEnded(ctx context.Context, err error) error {
+func (a *commands) watchEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
 }
 
-func (a *app) printChange(key string, version uint64, there bool) error {
-	at := a.now().UTC().Format(time.RFC3339)
-	if a.json() {
+func (a *commands) printChange(key string, version uint64, there bool) error {
+	at := a.Now().UTC().Format(time.RFC3339)
+	if a.JSON() {
 		m := map[string]any{"time": at, "change": "del"}
 		if there {
 			m["change"], m["version"] = "put", versionText(version)
 		}
-		a.setKey(m, "key", []byte(key))
-		return a.printJSON(m)
+		a.SetKey(m, "key", []byte(key))
+		return a.PrintJSON(m)
 	}
 	if there {
-		_, err := fmt.Fprintf(a.stdout, "%s put %s version %d\n", at, a.show([]byte(key)), version)
+		_, err := fmt.Fprintf(a.Stdout, "%s put %s version %d\n", at, a.Show([]byte(key)), version)
 		return err
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s del %s\n", at, a.show([]byte(key)))
+	_, err := fmt.Fprintf(a.Stdout, "%s del %s\n", at, a.Show([]byte(key)))
 	return err
 }

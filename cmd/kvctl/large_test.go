@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -31,7 +32,7 @@ func TestLargeStatus(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	a := &app{stdout: &out, stderr: &out}
+	a := &commands{&ctl.App{Stdout: &out, Stderr: &out}}
 	if err := a.printStatus(st, false); err != nil {
 		t.Fatal(err)
 	}

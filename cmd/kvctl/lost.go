@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -20,13 +21,14 @@ const lostSegments = 16
 // freeLost frees the records of the namespace of which no copy is good, in a session of its own, and writes down what
 // they were. It mends those that have a good copy: janitors may have been kept from it, by a move that does not end for
 // such a record.
-func (a *app) freeLost(ctx context.Context, b backend, st *dirpb.StatusReply, ns *dirpb.Namespace, rep *checkReport) (
+func (a *commands) freeLost(ctx context.Context, b ctl.Backend, st *dirpb.StatusReply, ns *dirpb.Namespace,
+	rep *checkReport) (
 	err error) {
-	s, err := b.Open(ctx, sessionOptions{})
+	s, err := b.Open(ctx, ctl.SessionOptions{})
 	if err != nil {
 		return err
 	}
-	defer func() { a.closed("session", s.Close) }()
+	defer func() { a.Closed("session", s.Close) }()
 	rep.Lost = 0 // counted anew
 	for _, pg := range overview.Groups(st.GetMap(), ns.GetId()) {
 		if len(pg.GetMembers()) == 0 {
@@ -61,12 +63,12 @@ func (a *app) freeLost(ctx context.Context, b backend, st *dirpb.StatusReply, ns
 }
 
 // freeKeys frees the records of which no copy is good, and which may be those of keys.
-func (a *app) freeKeys(ctx context.Context, s store, keys [][]byte) error {
+func (a *commands) freeKeys(ctx context.Context, s ctl.Store, keys [][]byte) error {
 	works := make([]*repair.Work, len(keys))
 	for i, k := range keys {
 		loc, err := s.Locate(k)
 		if err != nil {
-			return a.about(k, err)
+			return a.About(k, err)
 		}
 		works[i] = &repair.Work{PG: loc.PG, Off: loc.Stash - layout.StashGroup*layout.GroupSize, FreeLost: true,
 			Only: [][]uint16{{layout.FP(loc.Hash)}}, More: []uint64{loc.Home, loc.Stash}}
@@ -80,16 +82,16 @@ func (a *app) freeKeys(ctx context.Context, s store, keys [][]byte) error {
 			err = fmt.Errorf("%w: nothing that is lost may be its record", client.ErrNotFound)
 		}
 		if err != nil && (first == nil || errors.Is(first, client.ErrNotFound) && !errors.Is(err, client.ErrNotFound)) {
-			first = a.about(keys[i], err)
+			first = a.About(keys[i], err)
 		}
 	}
-	if a.json() {
-		if err := a.printJSON(map[string]any{"freed": freed, "not_found": vain}); err != nil {
+	if a.JSON() {
+		if err := a.PrintJSON(map[string]any{"freed": freed, "not_found": vain}); err != nil {
 			return err
 		}
 	}
 	if first == nil {
 		return nil
 	}
-	return partly(freed > 0, first, "after %d records were freed", freed)
+	return ctl.Partly(freed > 0, first, "after %d records were freed", freed)
 }

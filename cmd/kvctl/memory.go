@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
@@ -28,50 +29,51 @@ const memoryHelp = "Memory is that of one copy, in these states:\n\n" +
 	"within about a second; if another directory node answered, they are shown as -."
 
 // memoryHeader heads the columns that memoryRow gives.
-var memoryHeader = row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost",
+var memoryHeader = ctl.Row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost",
 	"Room", "Short"}
 
-func memoryRow(m *overview.Memory) row {
+func memoryRow(m *overview.Memory) ctl.Row {
 	known := func(s string) string {
 		if !m.Known {
 			return "-"
 		}
 		return s
 	}
-	return row{bytesText(m.Heap), known(bytesText(m.Live)), known(percent(m.Live, m.Heap)),
-		known(bytesText(m.Free + m.Foreign)),
-		known(bytesText(m.Limbo)), known(bytesText(m.Coming)), bytesText(m.Waiting), bytesText(m.Recalled),
-		known(bytesText(m.Lost)),
-		bytesText(m.Room), known(yesNo(m.Short))}
+	return ctl.Row{ctl.BytesText(m.Heap), known(ctl.BytesText(m.Live)), known(ctl.Percent(m.Live, m.Heap)),
+		known(ctl.BytesText(m.Free + m.Foreign)),
+		known(ctl.BytesText(m.Limbo)), known(ctl.BytesText(m.Coming)), ctl.BytesText(m.Waiting),
+		ctl.BytesText(m.Recalled),
+		known(ctl.BytesText(m.Lost)),
+		ctl.BytesText(m.Room), known(ctl.YesNo(m.Short))}
 }
 
 // fullness tells in short how a placement group stands; nil: nothing is known of it.
-func fullness(m *overview.Memory) row {
+func fullness(m *overview.Memory) ctl.Row {
 	if m == nil || !m.Known {
-		return row{"-", "-", "-"}
+		return ctl.Row{"-", "-", "-"}
 	}
-	return row{percent(m.Live, m.Heap), bytesText(m.Lost), yesNo(m.Short)}
+	return ctl.Row{ctl.Percent(m.Live, m.Heap), ctl.BytesText(m.Lost), ctl.YesNo(m.Short)}
 }
 
 // printMemory prints a line for each placement group, and one for the whole of a namespace
 // that has several.
-func (a *app) printMemory(st *dirpb.StatusReply) {
+func (a *commands) printMemory(st *dirpb.StatusReply) {
 	all := overview.Memories(st)
 	sums := overview.Sums(all)
-	var rows []row
+	var rows []ctl.Row
 	of := 0 // placement groups of the namespace
 	for i, m := range all {
 		of++
-		rows = append(rows, append(row{m.Namespace, m.PG}, memoryRow(m)...))
+		rows = append(rows, append(ctl.Row{m.Namespace, m.PG}, memoryRow(m)...))
 		if i+1 < len(all) && all[i+1].Namespace == m.Namespace {
 			continue
 		}
 		if of > 1 {
-			rows = append(rows, append(row{m.Namespace, "all"}, memoryRow(sums[0])...))
+			rows = append(rows, append(ctl.Row{m.Namespace, "all"}, memoryRow(sums[0])...))
 		}
 		sums, of = sums[1:], 0
 	}
-	a.printTable(append(row{"Namespace", "PG"}, memoryHeader...), rows)
+	a.PrintTable(append(ctl.Row{"Namespace", "PG"}, memoryHeader...), rows)
 }
 
 // memoryJSON is a overview.Memory; null stands for what the directory node that answered
@@ -110,14 +112,14 @@ func jsonOf(m *overview.Memory) memoryJSON {
 
 // printStateJSON prints rest, all or a part of the state st, with the memory of its
 // namespaces and placement groups in bytes.
-func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
-	line, err := protoJSON(rest)
+func (a *commands) printStateJSON(st, rest *dirpb.StatusReply) error {
+	line, err := ctl.ProtoJSON(rest)
 	if err != nil {
 		return err
 	}
 	all := overview.Memories(st)
-	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": mapTo(overview.Sums(all), jsonOf),
-		"placement_groups": mapTo(all, jsonOf)})
+	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": ctl.MapTo(overview.Sums(all), jsonOf),
+		"placement_groups": ctl.MapTo(all, jsonOf)})
 	if err != nil {
 		return err
 	}
@@ -135,7 +137,7 @@ func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s,\"memory\":%s,\"problems\":%s}\n", bytes.TrimSuffix(line, []byte("}")), memory,
+	_, err = fmt.Fprintf(a.Stdout, "%s,\"memory\":%s,\"problems\":%s}\n", bytes.TrimSuffix(line, []byte("}")), memory,
 		wrong)
 	return err
 }

@@ -13,11 +13,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/patient"
 )
 
-// Bounds of a mirror. Each worker holds what a batch has at both ends: batchBytes, or one value of the largest size.
+// Bounds of a mirror. Each worker holds what a batch has at both ends: ctl.BatchBytes, or one value of the largest
+// size.
 const (
 	mirrorKeys = 128
 	// mirrorTries is how often a key is tried that others change meanwhile.
@@ -49,15 +51,15 @@ type mirrorOptions struct {
 	margin  time.Duration
 }
 
-func (a *app) mirrorCommand() *cobra.Command {
+func (a *commands) mirrorCommand() *cobra.Command {
 	var o mirrorOptions
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "mirror SRC DST",
 		Short: "Copy what has changed from one store or namespace to another",
 		Long:  mirrorHelp,
 		Args:  cobra.ExactArgs(2),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			names, err := a.clusters()
+			names, err := a.Clusters()
 			if err != nil {
 				return nil, cobra.ShellCompDirectiveError
 			}
@@ -65,9 +67,9 @@ func (a *app) mirrorCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.margin < time.Second {
-				return usagef("--margin %v: want at least 1s", o.margin)
+				return ctl.Usagef("--margin %v: want at least 1s", o.margin)
 			}
-			prefix, err := a.prefix(o.prefix)
+			prefix, err := a.Prefix(o.prefix)
 			if err != nil {
 				return err
 			}
@@ -79,44 +81,45 @@ func (a *app) mirrorCommand() *cobra.Command {
 	f.BoolVar(&o.del, "delete", false, "delete keys of DST that SRC does not have")
 	f.BoolVar(&o.compare, "compare", false, "compare every key byte by byte")
 	f.DurationVar(&o.margin, "margin", 2*time.Minute, "compare keys whose version at DST is not later by this much")
-	dryFlag(c, &o.dry)
+	ctl.DryFlag(c, &o.dry)
 	return c
 }
 
 // side is the app of an end of a mirror: the flags of a context, or those of a with another namespace.
-func (a *app) side(word string) (*app, error) {
+func (a *commands) side(word string) (*commands, error) {
 	name, namespace := word, ""
 	if i := strings.LastIndexByte(word, ':'); i >= 0 {
 		if name, namespace = word[:i], word[i+1:]; namespace == "" {
-			return nil, usagef("%q: want CONTEXT, CONTEXT:NAMESPACE or :NAMESPACE", word)
+			return nil, ctl.Usagef("%q: want CONTEXT, CONTEXT:NAMESPACE or :NAMESPACE", word)
 		}
 	}
 	if name == "" && namespace == "" {
-		return nil, usagef(`"": want CONTEXT, CONTEXT:NAMESPACE or :NAMESPACE`)
+		return nil, ctl.Usagef(`"": want CONTEXT, CONTEXT:NAMESPACE or :NAMESPACE`)
 	}
-	side := *a
+	same := *a.App
+	side := &same
 	if name != "" {
-		other, err := a.cluster(a, name)
+		other, err := a.Cluster(a.App, name)
 		if err != nil {
 			return nil, err
 		}
-		side = *other
+		side = other
 	}
 	if namespace != "" {
-		side.namespace = namespace
+		side.Namespace = namespace
 	}
-	return &side, nil
+	return &commands{side}, nil
 }
 
 // end is one end of a mirror.
 type end struct {
-	store
+	ctl.Store
 	name string
 }
 
 // about names the end and a key in an error.
-func (e end) about(a *app, key []byte, err error) error {
-	return fmt.Errorf("%s: %w", e.name, a.about(key, err))
+func (e end) about(a *commands, key []byte, err error) error {
+	return fmt.Errorf("%s: %w", e.name, a.About(key, err))
 }
 
 // mirroring is a run of mirror. Its workers share it.
@@ -142,7 +145,7 @@ type mirrorReport struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (a *app) mirror(ctx context.Context, from, to string, prefix []byte, o *mirrorOptions) error {
+func (a *commands) mirror(ctx context.Context, from, to string, prefix []byte, o *mirrorOptions) error {
 	src, err := a.side(from)
 	if err != nil {
 		return fmt.Errorf("SRC: %w", err)
@@ -151,9 +154,9 @@ func (a *app) mirror(ctx context.Context, from, to string, prefix []byte, o *mir
 	if err != nil {
 		return fmt.Errorf("DST: %w", err)
 	}
-	names := [2]string{"SRC " + visible(from), "DST " + visible(to)}
-	err = src.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
-		err := dst.with(ctx, sessionOptions{ReadOnly: o.dry}, func(d store) error {
+	names := [2]string{"SRC " + ctl.Visible(from), "DST " + ctl.Visible(to)}
+	err = src.With(ctx, ctl.SessionOptions{ReadOnly: true}, func(s ctl.Store) error {
+		err := dst.With(ctx, ctl.SessionOptions{ReadOnly: o.dry}, func(d ctl.Store) error {
 			m := &mirroring{o: o, prefix: prefix, src: end{s, names[0]}, dst: end{d, names[1]},
 				margin: layout.VersionAt(uint64(o.margin)),
 				tree:   a.newTree("mirror", "keys", func() int64 { return about(ctx, s) })}
@@ -178,7 +181,7 @@ func inSession(name string, err error) error {
 }
 
 // about is how many keys there are, for a bar, or -1.
-func about(ctx context.Context, s store) int64 {
+func about(ctx context.Context, s ctl.Store) int64 {
 	n, err := s.Count(ctx)
 	if err != nil {
 		return -1
@@ -194,20 +197,21 @@ func (m *mirroring) run(ctx context.Context) error {
 	if err == nil && m.o.del {
 		err = m.deleteRest(ctx)
 	}
-	m.bar.end()
+	m.bar.End()
 	if err != nil {
 		done := m.files.Load() + m.deleted.Load()
 		if m.o.dry {
 			done = 0
 		}
-		return told{partly(done > 0, err, "after %d of the keys that were looked at (%d copied, %d deleted); run it "+
-			"again to go on", m.keys.Load(), m.files.Load(), m.deleted.Load())}
+		return told{ctl.Partly(done > 0, err,
+			"after %d of the keys that were looked at (%d copied, %d deleted); run it "+
+				"again to go on", m.keys.Load(), m.files.Load(), m.deleted.Load())}
 	}
 	if err := m.print(); err != nil {
 		return told{err}
 	}
 	if m.refused.Load() > 0 {
-		return told{fail(exitNo)}
+		return told{ctl.Fail(ctl.ExitNo)}
 	}
 	return nil
 }
@@ -225,7 +229,7 @@ func (m *mirroring) differ() error {
 		return fmt.Errorf("%s: %w", m.dst.name, err)
 	}
 	if s.Hash == d.Hash && s.PG == d.PG {
-		return usagef("%s and %s are the same namespace", m.src.name, m.dst.name)
+		return ctl.Usagef("%s and %s are the same namespace", m.src.name, m.dst.name)
 	}
 	return nil
 }
@@ -234,23 +238,23 @@ func (m *mirroring) print() error {
 	r := mirrorReport{DryRun: m.o.dry, Keys: m.keys.Load(), Copied: m.files.Load(), Bytes: m.bytes.Load(),
 		Same: m.same.Load(), Gone: m.gone.Load(),
 		Deleted: m.deleted.Load(), Refused: m.refused.Load(), Seconds: time.Since(m.start).Seconds()}
-	if m.a.json() {
-		return m.a.printJSON(r)
+	if m.a.JSON() {
+		return m.a.PrintJSON(r)
 	}
-	head := row{"Keys", "Copied", "Bytes", "Same", "Gone", "Deleted", "Refused", "Seconds"}
+	head := ctl.Row{"Keys", "Copied", "Bytes", "Same", "Gone", "Deleted", "Refused", "Seconds"}
 	if m.o.dry {
-		m.a.unchanged()
+		m.a.Unchanged()
 		head[1], head[5] = "Would copy", "Would delete"
 	}
-	m.a.printTable(head,
-		[]row{{r.Keys, r.Copied, r.Bytes, r.Same, r.Gone, r.Deleted, r.Refused, fmt.Sprintf("%.3f", r.Seconds)}})
+	m.a.PrintTable(head,
+		[]ctl.Row{{r.Keys, r.Copied, r.Bytes, r.Same, r.Gone, r.Deleted, r.Refused, fmt.Sprintf("%.3f", r.Seconds)}})
 	return nil
 }
 
-// batches sends the keys of an end, so many that their values fit into batchBytes, to workers that fn is.
+// batches sends the keys of an end, so many that their values fit into ctl.BatchBytes, to workers that fn is.
 func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context, []client.KV) error) error {
-	c, work := newCrew(ctx), make(chan []client.KV)
-	c.run(1, func(ctx context.Context) error {
+	c, work := ctl.NewCrew(ctx), make(chan []client.KV)
+	c.Run(1, func(ctx context.Context) error {
 		defer close(work)
 		var batch []client.KV
 		size := 0
@@ -264,9 +268,9 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 				return context.Cause(ctx)
 			}
 		}
-		err := patient.Keys(ctx, of, client.ScanOptions{KeysOnly: true, Match: matcher(m.prefix, "")},
+		err := patient.Keys(ctx, of, client.ScanOptions{KeysOnly: true, Match: ctl.Matcher(m.prefix, "")},
 			func(kv client.KV) (bool, error) {
-				if len(batch) == mirrorKeys || len(batch) > 0 && size+kv.Len > batchBytes {
+				if len(batch) == mirrorKeys || len(batch) > 0 && size+kv.Len > ctl.BatchBytes {
 					if err := send(); err != nil {
 						return false, err
 					}
@@ -286,7 +290,7 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 		}
 		return nil
 	})
-	c.run(treeWorkers, func(ctx context.Context) error {
+	c.Run(treeWorkers, func(ctx context.Context) error {
 		for batch := range work {
 			if err := fn(ctx, batch); err != nil {
 				return err
@@ -294,7 +298,7 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 		}
 		return nil
 	})
-	return c.wait()
+	return c.Wait()
 }
 
 // pair is a key at both ends.
@@ -329,14 +333,14 @@ func (m *mirroring) copyAll(ctx context.Context) error {
 		for len(kvs) > 0 {
 			some := kvs[:min(want, len(kvs))]
 			kvs = kvs[len(some):]
-			pairs := mapTo(some, func(kv client.KV) *pair {
+			pairs := ctl.MapTo(some, func(kv client.KV) *pair {
 				return &pair{key: kv.Key, version: kv.Version, compare: m.o.compare}
 			})
 			if err := m.settlePairs(ctx, pairs); err != nil {
 				return err
 			}
 			want = wanted(want, pairs)
-			m.bar.step(len(some))
+			m.bar.Step(len(some))
 		}
 		return nil
 	})
@@ -349,7 +353,7 @@ func wanted(want int, pairs []*pair) int {
 	for _, p := range pairs {
 		most = max(most, len(p.src.Value), len(p.dst.Value))
 	}
-	return min(max(batchBytes/most, 1), 2*want, mirrorKeys)
+	return min(max(ctl.BatchBytes/most, 1), 2*want, mirrorKeys)
 }
 
 // settlePairs copies what differs, and again what others changed meanwhile.
@@ -357,7 +361,7 @@ func (m *mirroring) settlePairs(ctx context.Context, pairs []*pair) error {
 	for try := 0; len(pairs) > 0; try++ {
 		if try == mirrorTries {
 			for _, p := range pairs {
-				m.refuse("key %s: changes faster than it is copied: run it again", m.a.showKey(p.key))
+				m.refuse("key %s: changes faster than it is copied: run it again", m.a.ShowKey(p.key))
 			}
 			return nil
 		}
@@ -413,7 +417,7 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 	pairs = m.read(ctx, m.src, pairs, f, func(p *pair, it client.Item, there bool) bool {
 		p.src = it
 		switch {
-		case !there, !it.Expires.IsZero() && !it.Expires.After(m.a.now()):
+		case !there, !it.Expires.IsZero() && !it.Expires.After(m.a.Now()):
 			m.count(p, &m.gone)
 		case p.there && sameItem(p.src, p.dst):
 			m.count(p, &m.same)
@@ -425,7 +429,7 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 		}
 		return false
 	})
-	ops := mapTo(pairs, func(p *pair) client.Op {
+	ops := ctl.MapTo(pairs, func(p *pair) client.Op {
 		op := client.Op{Kind: client.OpPut, Key: p.key, Value: p.src.Value, Expires: p.src.Expires, Flags: p.src.Flags,
 			Note: p.src.Note, Type: p.src.Type, Cond: client.IfAbsent}
 		if p.there {
@@ -448,8 +452,8 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 		case errors.Is(why, client.ErrConflict), errors.Is(why, client.ErrExists), errors.Is(why, client.ErrNotFound):
 			again = append(again, p)
 		case errors.Is(why, client.ErrFull):
-			full = fmt.Errorf("%s has no room for %s of %s: %w", m.dst.name, m.a.showKey(p.key),
-				bytesText(len(p.src.Value)), why)
+			full = fmt.Errorf("%s has no room for %s of %s: %w", m.dst.name, m.a.ShowKey(p.key),
+				ctl.BytesText(len(p.src.Value)), why)
 		default:
 			p.wrote = p.wrote || errors.Is(why, client.ErrUnknownOutcome)
 			f.add(m.dst, p, why)
@@ -478,7 +482,7 @@ func (m *mirroring) keepPace(ctx context.Context, ops []client.Op) {
 // read gets pairs from an end, and keeps those that keep wants.
 func (m *mirroring) read(ctx context.Context, e end, pairs []*pair, f *faults,
 	keep func(p *pair, it client.Item, there bool) bool) []*pair {
-	ops := mapTo(pairs, func(p *pair) client.Op { return client.Op{Kind: client.OpGet, Key: p.key, Typed: true} })
+	ops := ctl.MapTo(pairs, func(p *pair) client.Op { return client.Op{Kind: client.OpGet, Key: p.key, Typed: true} })
 	e.Do(ctx, ops)
 	return slices.DeleteFunc(slices.Clone(pairs), func(p *pair) bool {
 		op := ops[0]
@@ -504,18 +508,19 @@ func sameItem(a, b client.Item) bool {
 func (m *mirroring) deleteRest(ctx context.Context) error {
 	switch {
 	case m.refused.Load() > 0:
-		m.a.say("kvctl mirror: nothing was deleted, since not all of %s could be read or copied", m.src.name)
+		m.a.Say("kvctl mirror: nothing was deleted, since not all of %s could be read or copied", m.src.name)
 		return nil
 	case m.keys.Load() == 0:
-		return exitWith(exitNo, fmt.Errorf("%s has no such key: nothing was deleted. If that is meant, kvctl del "+
-			"--prefix or kvctl flush does it", m.src.name))
+		return ctl.ExitWith(ctl.ExitNo,
+			fmt.Errorf("%s has no such key: nothing was deleted. If that is meant, kvctl del "+
+				"--prefix or kvctl flush does it", m.src.name))
 	}
 	return m.batches(ctx, m.dst, func(ctx context.Context, kvs []client.KV) error {
 		want := 1
 		for len(kvs) > 0 {
 			some := kvs[:min(want, len(kvs))]
 			kvs = kvs[len(some):]
-			pairs := mapTo(some, func(kv client.KV) *pair { return &pair{key: kv.Key, version: kv.Version} })
+			pairs := ctl.MapTo(some, func(kv client.KV) *pair { return &pair{key: kv.Key, version: kv.Version} })
 			left := pairs
 			err := patient.Do(ctx, func() (err error) {
 				left, err = m.deleteSome(ctx, left)
@@ -541,7 +546,7 @@ func (m *mirroring) deleteSome(ctx context.Context, pairs []*pair) (left []*pair
 		m.deleted.Add(int64(len(pairs)))
 		return f.left, f.err
 	}
-	ops := mapTo(pairs, func(p *pair) client.Op {
+	ops := ctl.MapTo(pairs, func(p *pair) client.Op {
 		return client.Op{Kind: client.OpDelete, Key: p.key, Cond: client.IfVersion, Version: p.version}
 	})
 	m.dst.Do(ctx, ops)

@@ -6,28 +6,28 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-func (a *app) completeNamespace() cobra.CompletionFunc {
-	return a.complete(func(st *dirpb.StatusReply) []string {
-		return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+func (a *commands) completeNamespace() cobra.CompletionFunc {
+	return a.Complete(func(st *dirpb.StatusReply) []string {
+		return ctl.MapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
 	})
 }
 
-func (a *app) namespaceSetCommand() *cobra.Command {
+func (a *commands) namespaceSetCommand() *cobra.Command {
 	var limit, maxValue, maxPinned string
 	var replicas, nodes uint32
 	var wait, dry bool
 	var quota quotaFlags
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "set NAME",
 		Short: "Change a namespace's limit, copies, memory nodes, longest value, pins, owner or quotas",
 		Long: `Change a namespace's limit, number of copies, number of memory nodes, longest value, owner
@@ -66,18 +66,18 @@ the access list lets it in.`,
 			switch {
 			case q.KeepLimit && !given && q.Owner == "" && bounds == nil && nodes == 0 && q.MaxValueBytes == 0 &&
 				q.MaxPinnedPercent == nil:
-				return usagef("want --limit, --replicas, --nodes, --max-value, --max-pinned, --owner or a quota")
+				return ctl.Usagef("want --limit, --replicas, --nodes, --max-value, --max-pinned, --owner or a quota")
 			case given && replicas == 0:
-				return usagef("--replicas 0: want at least 1")
+				return ctl.Usagef("--replicas 0: want at least 1")
 			case wait && !given:
-				return usagef("--wait: want --replicas, a limit needs no waiting")
+				return ctl.Usagef("--wait: want --replicas, a limit needs no waiting")
 			}
 			if !q.KeepLimit {
-				if q.LimitBytes, err = parseBytes(limit); err != nil {
-					return usagef("--limit: %w", err)
+				if q.LimitBytes, err = ctl.ParseBytes(limit); err != nil {
+					return ctl.Usagef("--limit: %w", err)
 				}
 			}
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				if q.Quota, err = quota.of(cmd.Context(), b, args[0]); err != nil {
 					return fmt.Errorf("%q: %w", args[0], err)
 				}
@@ -111,17 +111,17 @@ the access list lets it in.`,
 	c.Flags().StringVar(&maxValue, "max-value", "", maxValueUsage)
 	c.Flags().StringVar(&maxPinned, "max-pinned", "", maxPinnedUsage)
 	c.Flags().BoolVar(&wait, "wait", false, "wait until everything has that number of copies, and show how far it is")
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
 // warnOfLimit tells of a limit that ns cannot reach, as its memory nodes, or those that there are, lend less. A store
 // that grows may have it all the same.
-func (a *app) warnOfLimit(ctx context.Context, b backend, ns *dirpb.Namespace) {
+func (a *commands) warnOfLimit(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace) {
 	if ns.GetLimitBytes() == 0 {
 		return
 	}
-	st, err := clusterStatus(ctx, b)
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return // the limit is set, and the command has succeeded
 	}
@@ -130,24 +130,24 @@ func (a *app) warnOfLimit(ctx context.Context, b backend, ns *dirpb.Namespace) {
 		lent += n.GetCapacityBytes()
 	}
 	if most := lent / uint64(max(ns.GetReplicas(), 1)); ns.GetLimitBytes() > most {
-		a.say("kvctl: warning: the limit of %q is %s, and with %d copies of everything there is room for %s in all "+
+		a.Say("kvctl: warning: the limit of %q is %s, and with %d copies of everything there is room for %s in all "+
 			"memory nodes (kvctl nodes)",
-			ns.GetName(), bytesText(ns.GetLimitBytes()), ns.GetReplicas(), bytesText(most))
+			ns.GetName(), ctl.BytesText(ns.GetLimitBytes()), ns.GetReplicas(), ctl.BytesText(most))
 	}
 }
 
 // awaitCopies waits until every placement group of ns has as many copies as ns asks for.
-func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) error {
-	err := a.await(ctx, b, "namespace set", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
+func (a *commands) awaitCopies(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace) error {
+	err := a.Await(ctx, b, "namespace set", ctl.Stuck, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 		i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool {
 			return n.GetId() == ns.GetId()
 		})
 		switch {
 		case i < 0:
-			return progress{}, false, exitWith(exitNo, fmt.Errorf("%q: it was deleted", ns.GetName()))
+			return ctl.Progress{}, false, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q: it was deleted", ns.GetName()))
 		case st.GetMap().GetNamespaces()[i].GetReplicas() != ns.GetReplicas():
-			return progress{}, false,
-				exitWith(exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(),
+			return ctl.Progress{}, false,
+				ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(),
 					st.GetMap().GetNamespaces()[i].GetReplicas()))
 		}
 		done, pgs, used := 0, overview.Groups(st.GetMap(), ns.GetId()), overview.InUse(st.GetMap())
@@ -157,21 +157,22 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 				done++
 			}
 		}
-		return progress{done: uint64(done), total: uint64(len(pgs)), detail: jobsText(st),
-			left: fmt.Sprintf("%d of %d placement groups have %d copies%s", done, len(pgs), ns.GetReplicas(),
-				troubles(st))}, done == len(pgs), nil
+		return ctl.Progress{Done: uint64(done), Total: uint64(len(pgs)), Detail: ctl.JobsText(st),
+			Left: fmt.Sprintf("%d of %d placement groups have %d copies%s", done, len(pgs), ns.GetReplicas(),
+				ctl.Troubles(st))}, done == len(pgs), nil
 	})
-	if errors.Is(err, errStalled) {
-		err = exitWith(exitUnavailable, fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl "+
-			"status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err))
+	if errors.Is(err, ctl.ErrStalled) {
+		err = ctl.ExitWith(ctl.ExitUnavailable,
+			fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl "+
+				"status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err))
 	}
-	return waited(err)
+	return ctl.Waited(err)
 }
 
-func (a *app) namespaceDeleteCommand() *cobra.Command {
+func (a *commands) namespaceDeleteCommand() *cobra.Command {
 	var yes string
 	var end, dry bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete a namespace with all its keys",
 		Long: `Delete a namespace with all its keys. Its name has to be typed, or given once more
@@ -183,26 +184,26 @@ one that is down when it comes back.`,
 		ValidArgsFunction: a.completeNamespace(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if yes != "" && yes != args[0] {
-				return usagef("--yes %q: want %q, the namespace's name", yes, args[0])
+				return ctl.Usagef("--yes %q: want %q, the namespace's name", yes, args[0])
 			}
 			if dry {
-				return a.withBackend(func(b backend) error {
+				return a.WithBackend(func(b ctl.Backend) error {
 					return a.wouldDeleteNamespace(cmd.Context(), b, args[0], end)
 				})
 			}
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				return a.deleteNamespace(cmd.Context(), b, args[0], yes != "", end)
 			})
 		},
 	})
 	c.Flags().StringVar(&yes, "yes", "", "the namespace's name, instead of typing it")
 	c.Flags().BoolVar(&end, "end-sessions", false, "end sessions that live in it")
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
-func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure, end bool) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) deleteNamespace(ctx context.Context, b ctl.Backend, name string, sure, end bool) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -228,34 +229,34 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 		return err
 	}
 	if rep.GetFencing() > 0 {
-		err := a.await(ctx, b, "namespace delete", 0, func(st *dirpb.StatusReply) (progress, bool, error) {
-			left := deletingText(st, ns.GetId())
-			return progress{left: left}, left == "", nil
+		err := a.Await(ctx, b, "namespace delete", 0, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
+			left := ctl.DeletingText(st, ns.GetId())
+			return ctl.Progress{Left: left}, left == "", nil
 		})
 		if err != nil {
-			return waited(err)
+			return ctl.Waited(err)
 		}
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"namespace": name, "id": ns.GetId(), "deleted": true})
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"namespace": name, "id": ns.GetId(), "deleted": true})
 	}
-	a.printTable(row{"Namespace", "ID", "Deleted"}, []row{{name, ns.GetId(), "yes"}})
+	a.PrintTable(ctl.Row{"Namespace", "ID", "Deleted"}, []ctl.Row{{name, ns.GetId(), "yes"}})
 	return nil
 }
 
 func namespaceToDelete(st *dirpb.StatusReply, name string) (*dirpb.Namespace, error) {
-	ns, err := namespaceOf(st.GetMap(), name)
+	ns, err := ctl.NamespaceOf(st.GetMap(), name)
 	if err != nil {
-		return nil, exitWith(exitNo, err)
+		return nil, ctl.ExitWith(ctl.ExitNo, err)
 	}
 	return ns, nil
 }
 
 // confirmDelete has the user type the name of a namespace.
-func (a *app) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+func (a *commands) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 	live, sessions := contentsOf(st, ns)
-	return a.typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d "+
-		"sessions.", ns.GetName(), bytesText(live), sessions))
+	return a.Typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d "+
+		"sessions.", ns.GetName(), ctl.BytesText(live), sessions))
 }
 
 // contentsOf tells the bytes of the records of ns, and its live sessions.
@@ -271,35 +272,4 @@ func contentsOf(st *dirpb.StatusReply, ns *dirpb.Namespace) (live uint64, sessio
 		}
 	}
 	return live, sessions
-}
-
-// deletingText says what a namespace that is being deleted waits for, "" if it is gone.
-func deletingText(st *dirpb.StatusReply, id uint32) string {
-	for _, ns := range st.GetMap().GetNamespaces() {
-		if ns.GetId() != id {
-			continue
-		}
-		fencing := 0
-		for _, s := range st.GetSessions() {
-			if s.GetNamespace() == ns.GetName() {
-				fencing++
-			}
-		}
-		return fmt.Sprintf("%s waits for %d sessions to be fenced", ns.GetName(), fencing)
-	}
-	return ""
-}
-
-// namespacesText lists the namespaces, and what those wait for that are being deleted.
-func namespacesText(st *dirpb.StatusReply) string {
-	return strings.Join(mapTo(st.GetMap().GetNamespaces(), func(ns *dirpb.Namespace) string {
-		if ns.GetDeleting() {
-			return fmt.Sprintf("%s (being deleted: %s)", ns.GetName(), strings.TrimPrefix(deletingText(st, ns.GetId()),
-				ns.GetName()+" "))
-		}
-		if ns.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
-			return ns.GetName() + " (being rebalanced)"
-		}
-		return ns.GetName()
-	}), ", ")
 }

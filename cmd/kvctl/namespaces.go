@@ -14,10 +14,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-func (a *app) namespaceCommand() *cobra.Command {
+func (a *commands) namespaceCommand() *cobra.Command {
 	c := &cobra.Command{Use: "namespace", Short: "Create, change, share, delete and list namespaces",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -25,7 +26,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	var mode, size, limit, maxValue, maxPinned string
 	var ifNotExists bool
 	var quota quotaFlags
-	create := changes(&cobra.Command{
+	create := ctl.Changes(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a namespace",
 		Args:  cobra.ExactArgs(1),
@@ -37,14 +38,14 @@ func (a *app) namespaceCommand() *cobra.Command {
 			case "cache":
 				req.Mode = dirpb.NamespaceMode_NAMESPACE_CACHE
 			default:
-				return usagef("--mode %q: want store or cache", mode)
+				return ctl.Usagef("--mode %q: want store or cache", mode)
 			}
 			var err error
-			if req.BytesPerNode, err = parseBytes(size); err != nil {
-				return usagef("--bytes: %w", err)
+			if req.BytesPerNode, err = ctl.ParseBytes(size); err != nil {
+				return ctl.Usagef("--bytes: %w", err)
 			}
-			if req.LimitBytes, err = parseBytes(limit); err != nil {
-				return usagef("--limit: %w", err)
+			if req.LimitBytes, err = ctl.ParseBytes(limit); err != nil {
+				return ctl.Usagef("--limit: %w", err)
 			}
 			if req.MaxValueBytes, err = parseMaxValue(maxValue); err != nil {
 				return err
@@ -59,7 +60,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 			if req.Quota, err = quota.quota(nil); err != nil {
 				return err
 			}
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				var rep *dirpb.CreateNamespaceReply
 				err := b.Directory(cmd.Context(), ifNotExists, func(ctx context.Context, d dirpb.DirectoryClient) (
 					err error) {
@@ -101,35 +102,35 @@ func (a *app) namespaceCommand() *cobra.Command {
 		cobra.ShellCompDirectiveNoFileComp))
 	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceGrantCommand(), a.namespaceRevokeCommand(),
 		a.namespaceShowCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(),
-		a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
+		a.ViewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 			return a.printNamespaces(st.GetMap().GetNamespaces())
 		}))
 	return c
 }
 
-func (a *app) acceptLossCommand() *cobra.Command {
-	return changes(&cobra.Command{
+func (a *commands) acceptLossCommand() *cobra.Command {
+	return ctl.Changes(&cobra.Command{
 		Use:   "accept-loss NAME",
 		Short: "Say that you know what a namespace lost",
 		Long: "A placement group that lost all its copies is empty once its memory node is back, and\n" +
 			"looks like any other. kvctl status, the page and an alert (KvdDataLost) say what was lost until this\n" +
 			"command accepts it. It prints what it accepts. kvd_directory_lost_total goes on counting.",
 		Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
-			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+		ValidArgsFunction: a.Complete(func(st *dirpb.StatusReply) []string {
+			return ctl.MapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withBackend(func(b backend) error { return a.acceptLoss(cmd.Context(), b, args[0]) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.acceptLoss(cmd.Context(), b, args[0]) })
 		},
 	})
 }
 
-func (a *app) acceptLoss(ctx context.Context, b backend, name string) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) acceptLoss(ctx context.Context, b ctl.Backend, name string) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	ns, err := namespaceOf(st.GetMap(), name)
+	ns, err := ctl.NamespaceOf(st.GetMap(), name)
 	if err != nil {
 		return err
 	}
@@ -141,55 +142,59 @@ func (a *app) acceptLoss(ctx context.Context, b backend, name string) error {
 	if err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}
-	if a.json() {
-		return printProtos(a, ns.GetLosses())
+	if a.JSON() {
+		return ctl.PrintProtos(a.App, ns.GetLosses())
 	}
-	a.printTable(row{"PG", "Times", "Last", "Memory node", "Held"}, mapTo(ns.GetLosses(), func(l *dirpb.Loss) row {
-		return row{l.GetPgId(), l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339), l.GetNode(),
-			bytesText(l.GetHeldBytes())}
-	}))
+	a.PrintTable(ctl.Row{"PG", "Times", "Last", "Memory node", "Held"}, ctl.MapTo(ns.GetLosses(),
+		func(l *dirpb.Loss) ctl.Row {
+			return ctl.Row{l.GetPgId(), l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339),
+				l.GetNode(),
+				ctl.BytesText(l.GetHeldBytes())}
+		}))
 	return nil
 }
 
 // existing gives the namespace that req asks for, if it is of the kind that req asks for:
 // what cannot be changed later.
-func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest) (*dirpb.Namespace, error) {
-	st, err := clusterStatus(ctx, b)
+func existing(ctx context.Context, b ctl.Backend, req *dirpb.CreateNamespaceRequest) (*dirpb.Namespace, error) {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	ns, err := namespaceOf(st.GetMap(), req.GetName())
+	ns, err := ctl.NamespaceOf(st.GetMap(), req.GetName())
 	if err != nil {
 		return nil, err
 	}
 	if ns.GetMode() != req.GetMode() || req.GetReplicas() != 0 && ns.GetReplicas() != req.GetReplicas() {
-		want := fmt.Sprintf("mode %s", short(req.GetMode()))
+		want := fmt.Sprintf("mode %s", ctl.Short(req.GetMode()))
 		if req.GetReplicas() != 0 {
 			want += fmt.Sprintf(" and %d copies", req.GetReplicas())
 		}
-		return nil, exitWith(exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(),
-			short(ns.GetMode()), ns.GetReplicas(), want))
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(),
+			ctl.Short(ns.GetMode()), ns.GetReplicas(), want))
 	}
 	if req.GetMaxValueBytes() != 0 && maxValueOf(ns) != req.GetMaxValueBytes() {
-		return nil, exitWith(exitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
-			bytesText(maxValueOf(ns)), bytesText(req.GetMaxValueBytes())))
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
+			ctl.BytesText(maxValueOf(ns)), ctl.BytesText(req.GetMaxValueBytes())))
 	}
 	if req.GetMaxPinnedPercent() != 0 && ns.GetMaxPinnedPercent() != req.GetMaxPinnedPercent() {
-		return nil, exitWith(exitNo, fmt.Errorf("%q exists with %d%% of it pinned at most, want %d%%", ns.GetName(),
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q exists with %d%% of it pinned at most, want %d%%",
+			ns.GetName(),
 			ns.GetMaxPinnedPercent(), req.GetMaxPinnedPercent()))
 	}
 	if req.GetOwner() != "" && ns.GetOwner() != req.GetOwner() {
-		return nil, exitWith(exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(),
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(),
+			ns.GetOwner(),
 			req.GetOwner()))
 	}
 	return ns, nil
 }
 
-func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
-	if a.json() {
-		return printProtos(a, ns)
+func (a *commands) printNamespaces(ns []*dirpb.Namespace) error {
+	if a.JSON() {
+		return ctl.PrintProtos(a.App, ns)
 	}
-	header := row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format", "Owner"}
+	header := ctl.Row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format", "Owner"}
 	some := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetNodes() != 0 })
 	if some {
 		header = append(header, "Nodes")
@@ -202,10 +207,10 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 	if pins {
 		header = append(header, "Max pinned")
 	}
-	a.printTable(header, mapTo(ns, func(n *dirpb.Namespace) row {
+	a.PrintTable(header, ctl.MapTo(ns, func(n *dirpb.Namespace) ctl.Row {
 		limit := "-"
 		if n.GetLimitBytes() != 0 {
-			limit = bytesText(n.GetLimitBytes())
+			limit = ctl.BytesText(n.GetLimitBytes())
 		}
 		name := n.GetName()
 		if n.GetDeleting() {
@@ -221,13 +226,14 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 				nodes += ", grows"
 			}
 		}
-		r := row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit,
+		r := ctl.Row{n.GetId(), name, ctl.Short(n.GetMode()), n.GetReplicas(), ctl.BytesText(n.GetBytesPerNode()),
+			limit,
 			n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
 		if some {
 			r = append(r, nodes)
 		}
 		if long {
-			r = append(r, bytesText(maxValueOf(n)))
+			r = append(r, ctl.BytesText(maxValueOf(n)))
 		}
 		if pins {
 			r = append(r, fmt.Sprintf("%d%%", n.GetMaxPinnedPercent()))
@@ -239,19 +245,19 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 
 // maxValueUsage is the help of --max-value.
 var maxValueUsage = fmt.Sprintf("longest value that may be put, %s at most; %s unless it is set",
-	bytesText(client.MaxValueLen), bytesText(client.DefaultMaxValueLen))
+	ctl.BytesText(client.MaxValueLen), ctl.BytesText(client.DefaultMaxValueLen))
 
 // parseMaxValue reads --max-value; 0: it is not given.
 func parseMaxValue(s string) (uint64, error) {
 	if s == "" {
 		return 0, nil
 	}
-	n, err := parseBytes(s)
+	n, err := ctl.ParseBytes(s)
 	switch {
 	case err != nil:
-		return 0, usagef("--max-value: %w", err)
+		return 0, ctl.Usagef("--max-value: %w", err)
 	case n == 0 || n > client.MaxValueLen:
-		return 0, usagef("--max-value %s: want 1 to %s", s, bytesText(client.MaxValueLen))
+		return 0, ctl.Usagef("--max-value %s: want 1 to %s", s, ctl.BytesText(client.MaxValueLen))
 	}
 	return n, nil
 }
@@ -266,7 +272,7 @@ func parseMaxPinned(s string) (uint32, error) {
 	}
 	n, err := strconv.ParseUint(strings.TrimSuffix(s, "%"), 10, 32)
 	if err != nil || n > 90 {
-		return 0, usagef("--max-pinned %q: want 0%% to 90%%", s)
+		return 0, ctl.Usagef("--max-pinned %q: want 0%% to 90%%", s)
 	}
 	return uint32(n), nil
 }
@@ -274,17 +280,4 @@ func parseMaxPinned(s string) (uint32, error) {
 // maxValueOf is the longest value that ns allows, bytes.
 func maxValueOf(ns *dirpb.Namespace) uint64 {
 	return cmp.Or(ns.GetMaxValueBytes(), client.DefaultMaxValueLen)
-}
-
-// parseBytes reads "4096", "64KiB", "1.5GiB"; KB, MB and GB mean the same.
-func parseBytes(s string) (uint64, error) {
-	num := strings.TrimRight(strings.TrimSpace(s), "KMGTiBkmgtb ")
-	unit := strings.ToUpper(strings.TrimSpace(s)[len(num):])
-	unit = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSpace(unit), "B"), "I")
-	shift, ok := map[string]uint{"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
-	v, err := strconv.ParseFloat(num, 64)
-	if err != nil || !ok || !(v >= 0) || v*float64(uint64(1)<<shift) >= 1<<62 {
-		return 0, fmt.Errorf("%q: want a number of bytes, such as 4096, 512MiB or 4GiB", s)
-	}
-	return uint64(v * float64(uint64(1)<<shift)), nil
 }

@@ -10,19 +10,20 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-func (a *app) nodesCommand() *cobra.Command {
-	c := a.viewCommand("nodes", "List, add and remove memory nodes", a.printNodes)
+func (a *commands) nodesCommand() *cobra.Command {
+	c := a.ViewCommand("nodes", "List, add and remove memory nodes", a.printNodes)
 	c.Long = "List memory nodes: state, regions that they hold or are about to, what they lend.\n\n" +
 		"A memory node adds itself when it is started, and removes itself from nothing: one\n" +
 		"that stops counts as lost, and its copies are made anew elsewhere. To take one away\n" +
 		"without losing a copy, drain it first."
 	var wait bool
 	var patient time.Duration
-	add := changes(&cobra.Command{
+	add := ctl.Changes(&cobra.Command{
 		Use:   "add NODE",
 		Short: "Take a memory node into use: undo its drain, wait until it is up, rebalance",
 		Long: "A memory node adds itself when `kvd memnode --name NODE` is started, and takes new\n" +
@@ -34,10 +35,10 @@ func (a *app) nodesCommand() *cobra.Command {
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if patient <= 0 {
-				return usagef("--for %v: want > 0", patient)
+				return ctl.Usagef("--for %v: want > 0", patient)
 			}
 			known := !cmd.Flags().Changed("for")
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				return a.addNode(cmd.Context(), b, args[0], known, patient, wait)
 			})
 		},
@@ -45,7 +46,7 @@ func (a *app) nodesCommand() *cobra.Command {
 	add.Flags().BoolVar(&wait, "wait", false, "wait until everything is where it should be")
 	add.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to wait for the node to be up")
 	var force, dry bool
-	remove := changes(&cobra.Command{
+	remove := ctl.Changes(&cobra.Command{
 		Use:   "remove NODE",
 		Short: "Forget a memory node that holds nothing",
 		Long: "Forget a memory node, which should be stopped and hold nothing any more (kvctl\n" +
@@ -55,7 +56,10 @@ func (a *app) nodesCommand() *cobra.Command {
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if dry {
-				return a.withBackend(func(b backend) error { return a.wouldForget(cmd.Context(), b, args[0], force) })
+				return a.WithBackend(func(b ctl.Backend) error {
+					return a.wouldForget(cmd.Context(), b, args[0],
+						force)
+				})
 			}
 			return onNode(a, cmd, args[0], "removed", func(ctx context.Context, d dirpb.DirectoryClient) (
 				*dirpb.RemoveNodeReply, error) {
@@ -64,21 +68,21 @@ func (a *app) nodesCommand() *cobra.Command {
 		},
 	})
 	remove.Flags().BoolVar(&force, "force", false, "even if it holds something, which counts as lost then")
-	dryFlag(remove, &dry)
+	ctl.DryFlag(remove, &dry)
 	c.AddCommand(add, remove, a.giveUpCommand(), a.restartCommand())
 	return c
 }
 
 // onNode has the directory do something with a memory node that there is, by which that is done, and says what became
 // of what it held.
-func onNode[R any](a *app, cmd *cobra.Command, name, done string, f func(context.Context, dirpb.DirectoryClient) (
+func onNode[R any](a *commands, cmd *cobra.Command, name, done string, f func(context.Context, dirpb.DirectoryClient) (
 	R, error)) error {
-	return a.withBackend(func(b backend) error {
+	return a.WithBackend(func(b ctl.Backend) error {
 		m, n, err := a.node(cmd.Context(), b, name)
 		if err != nil {
 			return err
 		}
-		if _, err := call(cmd.Context(), b, false, f); err != nil {
+		if _, err := ctl.Call(cmd.Context(), b, false, f); err != nil {
 			return fmt.Errorf("%q: %w", name, err)
 		}
 		held, last := 0, 0 // as it was just before
@@ -89,8 +93,8 @@ func onNode[R any](a *app, cmd *cobra.Command, name, done string, f func(context
 				}
 			}
 		}
-		if a.json() {
-			return a.printJSON(map[string]any{"node": name, "done": done, "placement_groups": held,
+		if a.JSON() {
+			return a.PrintJSON(map[string]any{"node": name, "done": done, "placement_groups": held,
 				"last_copies": last})
 		}
 		text := fmt.Sprintf("%s: %s; it held nothing", name, done)
@@ -98,14 +102,14 @@ func onNode[R any](a *app, cmd *cobra.Command, name, done string, f func(context
 			text = fmt.Sprintf("%s: %s; regions that it held: %d, of these without another copy, so that their keys "+
 				"are gone: %d", name, done, held, last)
 		}
-		_, err = fmt.Fprintln(a.stdout, text)
+		_, err = fmt.Fprintln(a.Stdout, text)
 		return err
 	})
 }
 
-func (a *app) giveUpCommand() *cobra.Command {
+func (a *commands) giveUpCommand() *cobra.Command {
 	var dry bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "give-up NODE",
 		Short: "Stop waiting for a silent memory node: what it holds counts as lost",
 		Long: "Declare a memory node lost that has not been heard for a lease. The store does that\n" +
@@ -117,7 +121,7 @@ func (a *app) giveUpCommand() *cobra.Command {
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if dry {
-				return a.withBackend(func(b backend) error { return a.wouldGiveUp(cmd.Context(), b, args[0]) })
+				return a.WithBackend(func(b ctl.Backend) error { return a.wouldGiveUp(cmd.Context(), b, args[0]) })
 			}
 			return onNode(a, cmd, args[0], "given up", func(ctx context.Context, d dirpb.DirectoryClient) (
 				*dirpb.GiveUpNodeReply, error) {
@@ -125,28 +129,31 @@ func (a *app) giveUpCommand() *cobra.Command {
 			})
 		},
 	})
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
 // addNode takes a memory node into use; known refuses a name that the directory has never
 // heard.
-func (a *app) addNode(ctx context.Context, b backend, name string, known bool, patient time.Duration, wait bool) error {
+func (a *commands) addNode(ctx context.Context, b ctl.Backend, name string, known bool, patient time.Duration,
+	wait bool) error {
 	var node *dirpb.Node
 	var namespaces []string
-	look := func(st *dirpb.StatusReply) (progress, bool, error) {
+	look := func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 		node = nodeNamed(st.GetMap(), name)
-		namespaces = mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
-		return progress{left: fmt.Sprintf("%s is not up yet", name)}, node.GetState() == dirpb.NodeState_NODE_UP, nil
+		namespaces = ctl.MapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+		return ctl.Progress{Left: fmt.Sprintf("%s is not up yet", name)}, node.GetState() == dirpb.NodeState_NODE_UP,
+			nil
 	}
-	st, err := clusterStatus(ctx, b)
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
 	look(st)
 	if _, err := nodeIn(st.GetMap(), name); err != nil && known {
-		return exitWith(exitNo, fmt.Errorf("%w; it adds itself when `kvd memnode --name %s` is started, and --for "+
-			"%v waits for that", err, name, patient))
+		return ctl.ExitWith(ctl.ExitNo,
+			fmt.Errorf("%w; it adds itself when `kvd memnode --name %s` is started, and --for "+
+				"%v waits for that", err, name, patient))
 	}
 	if node.GetDraining() {
 		if _, err := a.setDrain(ctx, b, name, true); err != nil {
@@ -155,17 +162,20 @@ func (a *app) addNode(ctx context.Context, b backend, name string, known bool, p
 	}
 	late := errors.New("not up in time")
 	up, cancel := context.WithTimeoutCause(ctx, patient, late)
-	err = a.await(up, b, "nodes add", 0, look)
+	err = a.Await(up, b, "nodes add", 0, look)
 	cancel()
 	switch {
 	case errors.Is(err, late) && node == nil:
-		return exitWith(exitNo, fmt.Errorf("unknown memory node %q: it adds itself when `kvd memnode --name %s` is "+
-			"started", name, name))
+		return ctl.ExitWith(ctl.ExitNo,
+			fmt.Errorf("unknown memory node %q: it adds itself when `kvd memnode --name %s` is "+
+				"started", name, name))
 	case errors.Is(err, late):
-		return exitWith(exitUnavailable, fmt.Errorf("memory node %q is down; is `kvd memnode --name %s` running?",
-			name, name))
+		return ctl.ExitWith(ctl.ExitUnavailable,
+			fmt.Errorf("memory node %q is down; is `kvd memnode --name %s` running?",
+				name, name))
 	case err != nil:
-		return exitWith(exitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w", name,
+		return ctl.ExitWith(ctl.ExitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w",
+			name,
 			err))
 	}
 	for _, ns := range namespaces {
@@ -194,9 +204,9 @@ func isOn(p *dirpb.PlacementGroup, node uint32) bool {
 		})
 }
 
-func (a *app) drainCommand() *cobra.Command {
+func (a *commands) drainCommand() *cobra.Command {
 	var cancel, wait, dry bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "drain NODE",
 		Short: "Move everything away from a memory node",
 		Long: "Tell the store to move everything away from a memory node, one region at a time,\n" +
@@ -208,22 +218,26 @@ func (a *app) drainCommand() *cobra.Command {
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cancel && wait {
-				return usagef("--cancel and --wait: want one of them")
+				return ctl.Usagef("--cancel and --wait: want one of them")
 			}
 			if dry {
-				return a.withBackend(func(b backend) error { return a.wouldDrain(cmd.Context(), b, args[0], cancel) })
+				return a.WithBackend(func(b ctl.Backend) error {
+					return a.wouldDrain(cmd.Context(), b, args[0],
+						cancel)
+				})
 			}
-			return a.withBackend(func(b backend) error { return a.drain(cmd.Context(), b, args[0], cancel, wait) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.drain(cmd.Context(), b, args[0], cancel, wait) })
 		},
 	})
 	c.Flags().BoolVar(&cancel, "cancel", false, "take a drain back; what has moved stays where it is")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until the node holds nothing, and show how far it is")
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
-func (a *app) setDrain(ctx context.Context, b backend, name string, cancel bool) (regions uint32, err error) {
-	rep, err := call(ctx, b, true, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.DrainNodeReply, error) {
+func (a *commands) setDrain(ctx context.Context, b ctl.Backend, name string, cancel bool) (regions uint32, err error) {
+	rep, err := ctl.Call(ctx, b, true, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.DrainNodeReply,
+		error) {
 		return d.DrainNode(ctx, &dirpb.DrainNodeRequest{Node: name, Cancel: cancel})
 	})
 	if err != nil {
@@ -260,13 +274,13 @@ func nowhere(m *dirpb.Map, n *dirpb.Node) string {
 	return ""
 }
 
-func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bool) error {
+func (a *commands) drain(ctx context.Context, b ctl.Backend, name string, cancel, wait bool) error {
 	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
 	if why := nowhere(m, n); why != "" && !cancel {
-		return exitWith(exitNo, fmt.Errorf("%q is not drained: %s", name, why))
+		return ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q is not drained: %s", name, why))
 	}
 	regions, err := a.setDrain(ctx, b, name, cancel)
 	if err != nil {
@@ -275,40 +289,33 @@ func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bo
 	if wait {
 		var total int
 		seen, changed := "", time.Now()
-		err := a.await(ctx, b, "drain", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
+		err := a.Await(ctx, b, "drain", ctl.Stuck, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 			now := nodeNamed(st.GetMap(), name)
 			if now == nil {
-				return progress{}, true, nil // somebody removed it
+				return ctl.Progress{}, true, nil // somebody removed it
 			}
 			if !now.GetDraining() {
-				return progress{}, false,
-					exitWith(exitNo, fmt.Errorf("memory node %q: the drain was taken back", name))
+				return ctl.Progress{}, false,
+					ctl.ExitWith(ctl.ExitNo, fmt.Errorf("memory node %q: the drain was taken back", name))
 			}
 			left := regionsOn(st.GetMap(), n.GetId())
 			regions, total = uint32(left), max(total, left)
-			p := progress{done: uint64(total - left), total: uint64(total), detail: jobsText(st),
-				left: fmt.Sprintf("%d of %d regions left on %s%s", left, total, name, troubles(st))}
-			if now := activity(st); now != seen {
+			p := ctl.Progress{Done: uint64(total - left), Total: uint64(total), Detail: ctl.JobsText(st),
+				Left: fmt.Sprintf("%d of %d regions left on %s%s", left, total, name, ctl.Troubles(st))}
+			if now := ctl.Activity(st); now != seen {
 				seen, changed = now, time.Now()
 			} else if time.Since(changed) > wonders {
-				p.left += "; nothing moves: no other memory node may have room"
+				p.Left += "; nothing moves: no other memory node may have room"
 			}
 			return p, left == 0, nil
 		})
 		if err != nil {
-			return waited(err)
+			return ctl.Waited(err)
 		}
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"node": name, "draining": !cancel, "regions": regions})
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"node": name, "draining": !cancel, "regions": regions})
 	}
-	a.printTable(row{"Node", "Draining", "Regions"}, []row{{name, yesNo(!cancel), regions}})
+	a.PrintTable(ctl.Row{"Node", "Draining", "Regions"}, []ctl.Row{{name, ctl.YesNo(!cancel), regions}})
 	return nil
-}
-
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
 }

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -21,8 +21,8 @@ func nodeNamed(m *dirpb.Map, name string) *dirpb.Node {
 }
 
 // node finds a memory node that the user named, and the map that it is in.
-func (a *app) node(ctx context.Context, b backend, name string) (*dirpb.Map, *dirpb.Node, error) {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) node(ctx context.Context, b ctl.Backend, name string) (*dirpb.Map, *dirpb.Node, error) {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -33,46 +33,28 @@ func (a *app) node(ctx context.Context, b backend, name string) (*dirpb.Map, *di
 func nodeIn(m *dirpb.Map, name string) (*dirpb.Node, error) {
 	n := nodeNamed(m, name)
 	if n == nil {
-		return nil, exitWith(exitNo, fmt.Errorf("unknown memory node %q (kvctl nodes lists them)", name))
+		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("unknown memory node %q (kvctl nodes lists them)", name))
 	}
 	return n, nil
 }
 
-// complete suggests names that the directory knows.
-func (a *app) complete(names func(*dirpb.StatusReply) []string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 || a.ready(cmd) != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
-		defer cancel()
-		var out []string
-		_ = a.withBackend(func(b backend) error {
-			st, err := clusterStatus(ctx, b)
-			out = names(st)
-			return err
-		})
-		return out, cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
-func (a *app) completeNode() cobra.CompletionFunc {
-	return a.complete(func(st *dirpb.StatusReply) []string {
-		return mapTo(st.GetMap().GetNodes(), (*dirpb.Node).GetName)
+func (a *commands) completeNode() cobra.CompletionFunc {
+	return a.Complete(func(st *dirpb.StatusReply) []string {
+		return ctl.MapTo(st.GetMap().GetNodes(), (*dirpb.Node).GetName)
 	})
 }
 
-func (a *app) shardsCommand() *cobra.Command {
-	c := a.viewCommand("shards", "List the namespace's placement groups and shards, and split shards", a.printShards)
+func (a *commands) shardsCommand() *cobra.Command {
+	c := a.ViewCommand("shards", "List the namespace's placement groups and shards, and split shards", a.printShards)
 	var all bool
-	split := changes(&cobra.Command{
+	split := ctl.Changes(&cobra.Command{
 		Use:   "split [ID]",
 		Short: "Split a shard of the namespace, or all of them, in two",
 		Long: "Split a shard, so that twice as many keys find a slot. Shards split by themselves\n" +
 			"when they are full; this does it ahead of time. kvctl jobs shows how far it is.",
 		Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) (ids []string) {
-			ns, err := a.ownNamespace(st.GetMap())
+		ValidArgsFunction: a.Complete(func(st *dirpb.StatusReply) (ids []string) {
+			ns, err := a.OwnNamespace(st.GetMap())
 			if err != nil {
 				return nil
 			}
@@ -85,16 +67,16 @@ func (a *app) shardsCommand() *cobra.Command {
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) == 1) {
-				return usagef("want either a shard's ID or --all")
+				return ctl.Usagef("want either a shard's ID or --all")
 			}
 			var id uint64
 			if len(args) == 1 {
 				var err error
 				if id, err = strconv.ParseUint(args[0], 10, 32); err != nil || id == 0 {
-					return usagef("shard %q: want a number (kvctl shards lists them)", args[0])
+					return ctl.Usagef("shard %q: want a number (kvctl shards lists them)", args[0])
 				}
 			}
-			return a.withBackend(func(b backend) error { return a.split(cmd.Context(), b, uint32(id)) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.split(cmd.Context(), b, uint32(id)) })
 		},
 	})
 	split.Flags().BoolVar(&all, "all", false, "every shard of the namespace")
@@ -103,31 +85,32 @@ func (a *app) shardsCommand() *cobra.Command {
 }
 
 // split starts the split of a shard, or of all if id is 0.
-func (a *app) split(ctx context.Context, b backend, id uint32) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) split(ctx context.Context, b ctl.Backend, id uint32) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	ns, err := a.ownNamespace(st.GetMap())
+	ns, err := a.OwnNamespace(st.GetMap())
 	if err != nil {
 		return err
 	}
 	if id != 0 && !slices.ContainsFunc(st.GetMap().GetShards(), func(s *dirpb.Shard) bool {
 		return s.GetId() == id && s.GetNamespaceId() == ns.GetId()
 	}) {
-		return exitWith(exitNo, fmt.Errorf("unknown shard %d in namespace %q (kvctl shards lists them)", id,
-			a.namespace))
+		return ctl.ExitWith(ctl.ExitNo, fmt.Errorf("unknown shard %d in namespace %q (kvctl shards lists them)", id,
+			a.Namespace))
 	}
-	rep, err := call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
-		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_MOVE, Namespace: a.namespace,
+	rep, err := ctl.Call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply,
+		error) {
+		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_MOVE, Namespace: a.Namespace,
 			ShardId: id})
 	})
 	if err != nil {
-		return fmt.Errorf("%q: %w", a.namespace, err)
+		return fmt.Errorf("%q: %w", a.Namespace, err)
 	}
-	if a.json() {
-		return a.printProto(rep)
+	if a.JSON() {
+		return a.PrintProto(rep)
 	}
-	a.printTable(row{"Job"}, mapTo(rep.GetJobIds(), func(id uint32) row { return row{id} }))
+	a.PrintTable(ctl.Row{"Job"}, ctl.MapTo(rep.GetJobIds(), func(id uint32) ctl.Row { return ctl.Row{id} }))
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/internal/verbperf"
@@ -33,7 +34,7 @@ type perfOptions struct {
 	register      string
 }
 
-func (a *app) perfCommand() *cobra.Command {
+func (a *commands) perfCommand() *cobra.Command {
 	var o perfOptions
 	c := &cobra.Command{
 		Use:   "perf",
@@ -53,15 +54,16 @@ func (a *app) perfCommand() *cobra.Command {
 			"kvctl perf --connect on the other.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			provider := cmp.Or(a.provider, "shm")
+			provider := cmp.Or(a.Provider, "shm")
 			switch {
 			case o.passiveDevice != "" && (o.server || o.connect != ""):
-				return usagef("--passive-device: is for the passive side that this command starts; give the other " +
-					"--rdma-device")
+				return ctl.Usagef(
+					"--passive-device: is for the passive side that this command starts; give the other " +
+						"--rdma-device")
 			case o.passiveDevice != "" && provider != "verbs":
-				return usagef("--passive-device: provider %s has no adapters", provider)
+				return ctl.Usagef("--passive-device: provider %s has no adapters", provider)
 			case o.register != "" && (o.server || o.connect != ""):
-				return usagef("--register: is for this process alone, without --server and --connect")
+				return ctl.Usagef("--register: is for this process alone, without --server and --connect")
 			case o.register != "":
 				return a.perfRegister(cmd.Context(), provider, o.register)
 			case o.server:
@@ -92,54 +94,54 @@ func (a *app) perfCommand() *cobra.Command {
 }
 
 // perfRegister measures what registering memory takes.
-func (a *app) perfRegister(ctx context.Context, provider, size string) error {
-	n, err := parseBytes(size)
+func (a *commands) perfRegister(ctx context.Context, provider, size string) error {
+	n, err := ctl.ParseBytes(size)
 	if err != nil || n < 2<<20 || n > 1<<40 || n%(2<<20) != 0 {
-		return usagef("--register=%s: want 2MiB to 1TiB, in steps of 2MiB", size)
+		return ctl.Usagef("--register=%s: want 2MiB to 1TiB, in steps of 2MiB", size)
 	}
 	dev, err := a.perfOpen(provider)
 	if err != nil {
 		return err
 	}
-	defer a.closed("device", dev.Close)
+	defer a.Closed("device", dev.Close)
 	rs, err := verbperf.Registers(ctx, dev, int64(n))
 	if err != nil {
 		return err
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"provider": provider, "registrations": rs})
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"provider": provider, "registrations": rs})
 	}
-	fmt.Fprintf(a.stdout, "provider %s, %s\n", provider, units.Bytes(n))
-	var rows []row
+	fmt.Fprintf(a.Stdout, "provider %s, %s\n", provider, units.Bytes(n))
+	var rows []ctl.Row
 	var missing []string
 	for _, r := range rs {
 		if r.Missing != "" {
-			missing = append(missing, fmt.Sprintf("%s pages: %s", r.Pages, oneLine(r.Missing)))
+			missing = append(missing, fmt.Sprintf("%s pages: %s", r.Pages, ctl.OneLine(r.Missing)))
 			continue
 		}
 		s := func(sec float64) string { return strconv.FormatFloat(sec, 'f', 4, 64) }
-		rows = append(rows, row{r.Pages, r.Threads, s(r.Alloc), s(r.Register), s(r.Alloc + r.Register),
+		rows = append(rows, ctl.Row{r.Pages, r.Threads, s(r.Alloc), s(r.Register), s(r.Alloc + r.Register),
 			s(r.Deregister)})
 	}
-	a.printTable(row{"Pages", "Threads", "Take s/GiB", "Register s/GiB", "Both s/GiB", "Deregister s/GiB"}, rows)
+	a.PrintTable(ctl.Row{"Pages", "Threads", "Take s/GiB", "Register s/GiB", "Both s/GiB", "Deregister s/GiB"}, rows)
 	for _, m := range missing {
-		fmt.Fprintln(a.stdout, m)
+		fmt.Fprintln(a.Stdout, m)
 	}
 	return nil
 }
 
 func (o *perfOptions) plan() (cases []verbperf.Case, err error) {
 	if o.iters < 1 || o.iters > 100_000_000 {
-		return nil, usagef("--iters %d: want 1 to 100000000", o.iters)
+		return nil, ctl.Usagef("--iters %d: want 1 to 100000000", o.iters)
 	}
 	if o.depth < 1 || o.depth > 64 {
-		return nil, usagef("--depth %d: want 1 to 64", o.depth)
+		return nil, ctl.Usagef("--depth %d: want 1 to 64", o.depth)
 	}
 	var sizes []int
 	for _, s := range o.sizes {
-		n, err := parseBytes(s)
+		n, err := ctl.ParseBytes(s)
 		if err != nil || n == 0 || n > verbperf.Region {
-			return nil, usagef("--sizes %q: want 1 to %d bytes", s, verbperf.Region)
+			return nil, ctl.Usagef("--sizes %q: want 1 to %d bytes", s, verbperf.Region)
 		}
 		sizes = append(sizes, int(n))
 	}
@@ -157,7 +159,7 @@ func (o *perfOptions) plan() (cases []verbperf.Case, err error) {
 		case "FETCH_ADD":
 			c.Op = rdma.OpFetchAdd
 		default:
-			return nil, usagef("--verbs %q: want READ, WRITE, CMP_AND_SWP, FETCH_ADD or PINGPONG", v)
+			return nil, ctl.Usagef("--verbs %q: want READ, WRITE, CMP_AND_SWP, FETCH_ADD or PINGPONG", v)
 		}
 		if c.Op.IsAtomic() {
 			cases = append(cases, c)
@@ -165,7 +167,7 @@ func (o *perfOptions) plan() (cases []verbperf.Case, err error) {
 		}
 		for _, n := range sizes {
 			if c.PingPong && n < 8 {
-				return nil, usagef("--sizes %d: PINGPONG wants at least 8 bytes, for a counter", n)
+				return nil, ctl.Usagef("--sizes %d: PINGPONG wants at least 8 bytes, for a counter", n)
 			}
 			// Long messages: as many bytes, not as many messages.
 			c.Bytes, c.Iters = n, min(o.iters, max(o.iters*4096/max(n, 4096), 20))
@@ -178,7 +180,7 @@ func (o *perfOptions) plan() (cases []verbperf.Case, err error) {
 	return cases, nil
 }
 
-func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases []verbperf.Case) (err error) {
+func (a *commands) perfRun(ctx context.Context, provider string, o perfOptions, cases []verbperf.Case) (err error) {
 	to := o.connect
 	pingpong := slices.ContainsFunc(cases, func(c verbperf.Case) bool { return c.PingPong })
 	if to != "" {
@@ -188,24 +190,24 @@ func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases
 		if err != nil {
 			return err
 		}
-		defer a.closed("passive side", child)
+		defer a.Closed("passive side", child)
 		to = line
 	}
 	dev, err := a.perfOpen(provider)
 	if err != nil {
 		return err
 	}
-	defer a.closed("device", dev.Close)
-	dctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer a.Closed("device", dev.Close)
+	dctx, cancel := context.WithTimeout(ctx, a.Timeout)
 	p, err := verbperf.Dial(dctx, dev, to)
 	cancel()
 	switch {
 	case errors.Is(err, verbperf.ErrAddress):
-		return usagef("--connect: %w", err)
+		return ctl.Usagef("--connect: %w", err)
 	case err != nil:
 		return err
 	}
-	defer a.closed("connection", p.Close)
+	defer a.Closed("connection", p.Close)
 	if pingpong {
 		if p.Home, err = a.perfHome(provider, to); err != nil {
 			return err
@@ -214,21 +216,21 @@ func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases
 
 	var results []verbperf.Result
 	for _, c := range cases {
-		r, err := p.Measure(ctx, c, a.timeout)
+		r, err := p.Measure(ctx, c, a.Timeout)
 		if err != nil {
 			return fmt.Errorf("%v of %d bytes: %w", c, c.Bytes, err)
 		}
 		results = append(results, r)
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"provider": provider, "results": results})
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"provider": provider, "results": results})
 	}
-	fmt.Fprintf(a.stdout, "provider %s\n", provider)
+	fmt.Fprintf(a.Stdout, "provider %s\n", provider)
 	us := func(ns float64) string { return strconv.FormatFloat(ns/1000, 'f', 2, 64) }
-	a.printTable(row{"Verb", "Bytes", "Iterations", "Min µs", "Median µs", "Avg µs", "P99 µs", "Depth", "MiB/s",
+	a.PrintTable(ctl.Row{"Verb", "Bytes", "Iterations", "Min µs", "Median µs", "Avg µs", "P99 µs", "Depth", "MiB/s",
 		"Verbs/s"},
-		mapTo(results, func(r verbperf.Result) row {
-			return row{r.Verb, r.Bytes, r.Iterations, us(float64(r.MinNanos)), us(float64(r.MedianNanos)),
+		ctl.MapTo(results, func(r verbperf.Result) ctl.Row {
+			return ctl.Row{r.Verb, r.Bytes, r.Iterations, us(float64(r.MinNanos)), us(float64(r.MedianNanos)),
 				us(r.AvgNanos),
 				us(float64(r.P99Nanos)), r.Depth, fmt.Sprintf("%.1f", r.MiBPerSec), fmt.Sprintf("%.0f", r.VerbsPerSec)}
 		}))
@@ -236,22 +238,22 @@ func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases
 }
 
 // perfOpen opens the device of either side; both connect and listen.
-func (a *app) perfOpen(provider string) (*rdma.Device, error) {
-	cfg, err := a.tlsConfig()
+func (a *commands) perfOpen(provider string) (*rdma.Device, error) {
+	cfg, err := a.TLSConfig()
 	if err != nil {
 		return nil, err
 	}
 	dev, err := providers.Open(provider, providers.Options{TLSServer: cfg, TLSClient: cfg, Verbs: verbs.Options{
-		Device: a.rdmaDevice}})
+		Device: a.RDMADevice}})
 	if err != nil {
 		return nil, fmt.Errorf("--provider: %w", err)
 	}
 	return dev, nil
 }
 
-func (a *app) perfServe(ctx context.Context, provider, addr string) error {
-	if provider != "shm" && addr != "" && a.tlsCA == "" && !a.insecure && !isLoopback(addr) {
-		return usagef("--listen %s is not a loopback address: want TLS flags, or --insecure", addr)
+func (a *commands) perfServe(ctx context.Context, provider, addr string) error {
+	if provider != "shm" && addr != "" && a.TLSCA == "" && !a.Insecure && !ctl.IsLoopback(addr) {
+		return ctl.Usagef("--listen %s is not a loopback address: want TLS flags, or --insecure", addr)
 	}
 	dev, err := a.perfOpen(provider)
 	if err != nil {
@@ -261,16 +263,16 @@ func (a *app) perfServe(ctx context.Context, provider, addr string) error {
 	if err != nil {
 		return err
 	}
-	defer a.closed("passive side", s.Close)
-	s.Limit, s.Failed = a.timeout, func(err error) { a.say("kvctl perf --server: %s", oneLine(err.Error())) }
-	fmt.Fprintln(a.stdout, s.To())
-	if err := a.flush(); err != nil {
+	defer a.Closed("passive side", s.Close)
+	s.Limit, s.Failed = a.Timeout, func(err error) { a.Say("kvctl perf --server: %s", ctl.OneLine(err.Error())) }
+	fmt.Fprintln(a.Stdout, s.To())
+	if err := a.Flush(); err != nil {
 		return err
 	}
 	// Stdin ends with the process that started this one.
 	ended := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, a.stdin)
+		_, _ = io.Copy(io.Discard, a.Stdin)
 		close(ended)
 	}()
 	select {
@@ -281,20 +283,20 @@ func (a *app) perfServe(ctx context.Context, provider, addr string) error {
 }
 
 // perfFork starts the passive side in a process of its own.
-func (a *app) perfFork(ctx context.Context, provider, device string) (stop func() error, to string, err error) {
-	self, err := a.self()
+func (a *commands) perfFork(ctx context.Context, provider, device string) (stop func() error, to string, err error) {
+	self, err := a.Self()
 	if err != nil {
 		return nil, "", err
 	}
-	args := append(self[1:], "perf", "--server", "--provider", provider, "--timeout", a.timeout.String())
-	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.rdmaDevice)}, {"--tls-ca", a.tlsCA},
-		{"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}, {"--tls-crl", a.tlsCRL}, {"--tls-server-name", a.tlsName}} {
+	args := append(self[1:], "perf", "--server", "--provider", provider, "--timeout", a.Timeout.String())
+	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.RDMADevice)}, {"--tls-ca", a.TLSCA},
+		{"--tls-cert", a.TLSCert}, {"--tls-key", a.TLSKey}, {"--tls-crl", a.TLSCRL}, {"--tls-server-name", a.TLSName}} {
 		if f[1] != "" {
 			args = append(args, f[0], f[1])
 		}
 	}
 	cmd := exec.CommandContext(ctx, self[0], args...)
-	cmd.Stderr = a.stderr
+	cmd.Stderr = a.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, "", err
@@ -321,16 +323,17 @@ func (a *app) perfFork(ctx context.Context, provider, device string) (stop func(
 }
 
 // perfHome is where the passive side that said to connects back to.
-func (a *app) perfHome(provider, to string) (string, error) {
+func (a *commands) perfHome(provider, to string) (string, error) {
 	home, local, err := verbperf.Home(provider, strings.Split(to, ",")[1])
 	switch {
 	case err != nil || provider == "shm":
 		return home, err
-	case a.tlsCA != "" && a.tlsCert == "":
-		return "", usagef("--verbs PINGPONG: the passive side connects back, want --tls-cert and --tls-key")
-	case a.tlsCA == "" && !a.insecure && !local:
-		return "", usagef("--verbs PINGPONG: the passive side connects back to %s, which is not a loopback address: "+
-			"want TLS flags, or --insecure", strings.TrimSuffix(home, ":0"))
+	case a.TLSCA != "" && a.TLSCert == "":
+		return "", ctl.Usagef("--verbs PINGPONG: the passive side connects back, want --tls-cert and --tls-key")
+	case a.TLSCA == "" && !a.Insecure && !local:
+		return "", ctl.Usagef(
+			"--verbs PINGPONG: the passive side connects back to %s, which is not a loopback address: "+
+				"want TLS flags, or --insecure", strings.TrimSuffix(home, ":0"))
 	}
 	return home, nil
 }

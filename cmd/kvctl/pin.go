@@ -6,9 +6,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
-func (a *app) pinCommand() *cobra.Command {
+func (a *commands) pinCommand() *cobra.Command {
 	var last time.Duration
 	c := &cobra.Command{
 		Use:   "pin KEY --for DURATION",
@@ -18,17 +19,17 @@ func (a *app) pinCommand() *cobra.Command {
 			"memory node, and then the key may be evicted. While more is pinned than the namespace\n" +
 			"allows, pinned keys are evicted first: kvctl namespace set --max-pinned.",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
 			if last < time.Millisecond || last > client.MaxPin {
-				return usagef("--for %v: want 1ms to %v", last, client.MaxPin)
+				return ctl.Usagef("--for %v: want 1ms to %v", last, client.MaxPin)
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
-				return a.about(k, s.Pin(cmd.Context(), k, a.now().Add(last)))
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
+				return a.About(k, s.Pin(cmd.Context(), k, a.Now().Add(last)))
 			})
 		},
 	}
@@ -36,19 +37,19 @@ func (a *app) pinCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) unpinCommand() *cobra.Command {
+func (a *commands) unpinCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "unpin KEY",
 		Short:             "End what pin began",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.key(args[0])
+			k, err := a.Key(args[0])
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
-				return a.about(k, s.Unpin(cmd.Context(), k))
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
+				return a.About(k, s.Unpin(cmd.Context(), k))
 			})
 		},
 	}

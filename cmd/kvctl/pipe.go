@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/patient"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/units"
@@ -41,7 +42,7 @@ A command or line that is wrong is counted as failed, the others go on; the firs
 are named on stderr. Deleting a missing key, or a SET whose NX or XX does not hold, is
 no failure. The exit status is that of the first failure.`
 
-func (a *app) pipeCommand() *cobra.Command {
+func (a *commands) pipeCommand() *cobra.Command {
 	var format string
 	c := &cobra.Command{
 		Use:   "pipe [FILE|-]",
@@ -52,12 +53,12 @@ func (a *app) pipeCommand() *cobra.Command {
 			switch format {
 			case "", "resp", "tsv", "jsonl":
 			default:
-				return usagef("--format %q: want resp, tsv or jsonl", format)
+				return ctl.Usagef("--format %q: want resp, tsv or jsonl", format)
 			}
 			var in io.Reader
 			size := int64(-1)
 			if len(args) == 0 || args[0] == "-" {
-				in = a.input(cmd.Context(), "commands")
+				in = a.Input(cmd.Context(), "commands")
 			} else {
 				f, err := os.Open(args[0])
 				if err != nil {
@@ -69,7 +70,7 @@ func (a *app) pipeCommand() *cobra.Command {
 				}
 				in = f
 			}
-			return a.with(cmd.Context(), sessionOptions{}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{}, func(s ctl.Store) error {
 				return a.pipe(cmd.Context(), s, in, size, format)
 			})
 		},
@@ -96,11 +97,11 @@ const (
 
 // loader makes operations of what it reads, and counts them.
 type loader struct {
-	a     *app
+	a     *commands
 	ctx   context.Context
-	s     store
+	s     ctl.Store
 	in    *counter
-	bar   *bar
+	bar   *ctl.Bar
 	start time.Time
 	now   func() time.Time
 
@@ -127,19 +128,19 @@ type pipeReport struct {
 type counter struct {
 	r   io.Reader
 	n   int64
-	bar *bar
+	bar *ctl.Bar
 }
 
 func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
-	c.bar.step(n)
+	c.bar.Step(n)
 	return n, err
 }
 
-func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, format string) error {
-	l := &loader{a: a, ctx: ctx, s: s, start: time.Now(), now: a.now, names: make(map[string]bool)}
-	l.bar = a.bar("pipe", "B", func() int64 { return size })
+func (a *commands) pipe(ctx context.Context, s ctl.Store, in io.Reader, size int64, format string) error {
+	l := &loader{a: a, ctx: ctx, s: s, start: time.Now(), now: a.Now, names: make(map[string]bool)}
+	l.bar = a.Bar("pipe", "B", func() int64 { return size })
 	buffered := bufio.NewReaderSize(in, 64<<10)
 	l.in = &counter{r: buffered, bar: l.bar}
 	head, err := buffered.Peek(1)
@@ -166,7 +167,7 @@ func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, forma
 	if e := l.flush(); err == nil {
 		err = e
 	}
-	l.bar.end()
+	l.bar.End()
 	l.rep.Bytes, l.rep.Seconds = l.in.n, time.Since(l.start).Seconds()
 	if e := l.print(); err == nil {
 		err = e
@@ -174,20 +175,20 @@ func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, forma
 	switch {
 	case err != nil:
 		// Earlier failures, and how much is done, have been told.
-		return partly(l.rep.OK+l.rep.NoEffect+l.rep.Failed > 0, err, "after %d operations", l.rep.OK+l.rep.NoEffect)
+		return ctl.Partly(l.rep.OK+l.rep.NoEffect+l.rep.Failed > 0, err, "after %d operations", l.rep.OK+l.rep.NoEffect)
 	case l.first != nil:
-		return fail(exitCode(l.first))
+		return ctl.Fail(ctl.ExitCode(l.first))
 	}
 	return nil
 }
 
 func (l *loader) print() error {
 	r := &l.rep
-	if l.a.json() {
-		return l.a.printJSON(r)
+	if l.a.JSON() {
+		return l.a.PrintJSON(r)
 	}
-	l.a.printTable(row{"Format", "OK", "No effect", "Failed", "Bytes", "Seconds", "Keys/s"},
-		[]row{{r.Format, r.OK, r.NoEffect, r.Failed, r.Bytes,
+	l.a.PrintTable(ctl.Row{"Format", "OK", "No effect", "Failed", "Bytes", "Seconds", "Keys/s"},
+		[]ctl.Row{{r.Format, r.OK, r.NoEffect, r.Failed, r.Bytes,
 			fmt.Sprintf("%.3f", r.Seconds), fmt.Sprintf("%.0f", float64(r.OK+r.NoEffect)/r.Seconds)}})
 	return nil
 }
@@ -198,10 +199,10 @@ func (l *loader) fail(where string, err error) {
 		l.first = err
 	}
 	if l.rep.Failed++; l.rep.Failed <= failuresNamed {
-		l.a.say("kvctl pipe: %s: %s", where, oneLine(err.Error()))
+		l.a.Say("kvctl pipe: %s: %s", where, ctl.OneLine(err.Error()))
 	}
 	if l.rep.Failed == failuresNamed {
-		l.a.say("kvctl pipe: further failures are only counted")
+		l.a.Say("kvctl pipe: further failures are only counted")
 	}
 }
 
@@ -209,11 +210,12 @@ func (l *loader) fail(where string, err error) {
 // and asks for no memory.
 func (l *loader) add(where string, op client.Op) error {
 	if len(op.Key) == 0 || len(op.Key) > client.MaxKeyLen {
-		l.fail(where, usagef("key of %d bytes, want 1 to %d", len(op.Key), client.MaxKeyLen))
+		l.fail(where, ctl.Usagef("key of %d bytes, want 1 to %d", len(op.Key), client.MaxKeyLen))
 		return nil
 	}
 	if len(op.Value) > client.MaxValueLen {
-		l.fail(where, usagef("value of %s, at most %s", units.Bytes(len(op.Value)), units.Bytes(client.MaxValueLen)))
+		l.fail(where, ctl.Usagef("value of %s, at most %s", units.Bytes(len(op.Value)),
+			units.Bytes(client.MaxValueLen)))
 		return nil
 	}
 	if op.Kind == client.OpPut && op.Cond == client.Always && !op.Expires.IsZero() && !op.Expires.After(l.now()) {
@@ -255,12 +257,12 @@ func (l *loader) flush() error {
 			case errors.Is(err, client.ErrUnavailable), errors.Is(err, client.ErrUnknownOutcome) &&
 				op.Cond == client.Always, l.ctx.Err() != nil:
 				if first == nil {
-					first = fmt.Errorf("%s: %w", where, l.a.about(op.Key, err))
+					first = fmt.Errorf("%s: %w", where, l.a.About(op.Key, err))
 				}
 				l.ops[n], l.where[n] = op, where
 				n++
 			default:
-				l.fail(where, l.a.about(op.Key, err))
+				l.fail(where, l.a.About(op.Key, err))
 			}
 		}
 		l.ops, l.where = l.ops[:n], l.where[:n]
@@ -296,7 +298,7 @@ func (l *loader) lines(format string) error {
 		}
 		op, err := parse(sc.Bytes())
 		if err != nil {
-			l.fail(where, usageError(err))
+			l.fail(where, ctl.UsageError(err))
 			continue
 		}
 		if err := l.add(where, op); err != nil {
@@ -305,7 +307,7 @@ func (l *loader) lines(format string) error {
 	}
 	switch err := sc.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return usagef("line %d: longer than %s", n+1, units.Bytes(maxPipeLine))
+		return ctl.Usagef("line %d: longer than %s", n+1, units.Bytes(maxPipeLine))
 	case err != nil:
 		return fmt.Errorf("read line %d: %w", n+1, err)
 	}
@@ -318,7 +320,7 @@ func (l *loader) tsv(line []byte) (op client.Op, err error) {
 		return op, fmt.Errorf("%d fields, want KEY, VALUE and perhaps a time to live, with tabs between", len(f))
 	}
 	op = client.Op{Kind: client.OpPut, Value: bytes.Clone(f[1])}
-	if op.Key, err = l.a.key(string(f[0])); err != nil {
+	if op.Key, err = l.a.Key(string(f[0])); err != nil {
 		return op, err
 	}
 	if len(f) == 3 && len(f[2]) > 0 {
@@ -445,17 +447,17 @@ func (l *loader) resp() error {
 		case err == io.EOF && r.Buffered() == 0:
 			return nil
 		case err == io.EOF:
-			return usagef("byte %d: the input ends within the command that begins at byte %d", l.in.n, at)
+			return ctl.Usagef("byte %d: the input ends within the command that begins at byte %d", l.in.n, at)
 		case errors.As(err, new(*resp.ProtocolError)):
-			return usagef("command %d at byte %d: %w", n, at, err)
+			return ctl.Usagef("command %d at byte %d: %w", n, at, err)
 		case err != nil:
 			return fmt.Errorf("read: %w", err)
 		}
 		// The arguments that Next returns are overwritten soon.
 		where := fmt.Sprintf("command %d at byte %d", n, at)
-		ops, err := l.respOps(mapTo(args, bytes.Clone))
+		ops, err := l.respOps(ctl.MapTo(args, bytes.Clone))
 		if err != nil {
-			l.fail(where, usageError(err))
+			l.fail(where, ctl.UsageError(err))
 			continue
 		}
 		for _, op := range ops {
@@ -523,7 +525,7 @@ func (l *loader) respOps(args [][]byte) ([]client.Op, error) {
 		if err := want(1, maxPipeArgs); err != nil {
 			return nil, err
 		}
-		return mapTo(args[1:], func(k []byte) client.Op { return client.Op{Kind: client.OpDelete, Key: k} }), nil
+		return ctl.MapTo(args[1:], func(k []byte) client.Op { return client.Op{Kind: client.OpDelete, Key: k} }), nil
 	case "EXPIRE", "PEXPIRE":
 		if err := want(2, 2); err != nil {
 			return nil, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
@@ -16,10 +17,10 @@ import (
 // rebalancing is how a namespace is rebalanced.
 type rebalancing struct{ wait, cancel, dry bool }
 
-func (a *app) rebalanceCommand() *cobra.Command {
+func (a *commands) rebalanceCommand() *cobra.Command {
 	var how rebalancing
 	var all bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "rebalance [NAMESPACE]",
 		Short: "Spread a namespace evenly over the memory nodes",
 		Long: "Make placement groups on memory nodes that have none of the namespace, and move\n" +
@@ -28,20 +29,20 @@ func (a *app) rebalanceCommand() *cobra.Command {
 			"Without NAMESPACE it is the one of --namespace; with --all it is every namespace, one\n" +
 			"after the other.",
 		Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
-			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+		ValidArgsFunction: a.Complete(func(st *dirpb.StatusReply) []string {
+			return ctl.MapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all && len(args) > 0 {
-				return usagef("--all and namespace %q: want one of them; nothing was done", args[0])
+				return ctl.Usagef("--all and namespace %q: want one of them; nothing was done", args[0])
 			}
-			return a.withBackend(func(b backend) error { return a.rebalanceSome(cmd.Context(), b, args, all, how) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.rebalanceSome(cmd.Context(), b, args, all, how) })
 		},
 	})
 	c.Flags().BoolVar(&all, "all", false, "every namespace, one after the other")
 	c.Flags().BoolVar(&how.wait, "wait", false, "wait until it is done, and show how far it is")
 	c.Flags().BoolVar(&how.cancel, "cancel", false, "begin no other step, and print those that are left")
-	dryFlag(c, &how.dry)
+	ctl.DryFlag(c, &how.dry)
 	c.MarkFlagsMutuallyExclusive("wait", "cancel", "dry-run")
 	return c
 }
@@ -52,15 +53,12 @@ const askAgain = 5 * time.Second
 // wonders is how long nothing may happen before a wait for a drain wonders why: it rests, and not for so long.
 const wonders = 15 * time.Second
 
-// stuck is how long nothing may happen before a wait for a drain or a rebalance gives up.
-const stuck = time.Minute
-
 // rebalanceSome rebalances a namespace that is named, all of them, or the one of --namespace.
-func (a *app) rebalanceSome(ctx context.Context, b backend, named []string, all bool, how rebalancing) error {
+func (a *commands) rebalanceSome(ctx context.Context, b ctl.Backend, named []string, all bool, how rebalancing) error {
 	if len(named) > 0 {
 		return a.rebalance(ctx, b, named[0], how)
 	}
-	st, err := clusterStatus(ctx, b)
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -71,12 +69,12 @@ func (a *app) rebalanceSome(ctx context.Context, b backend, named []string, all 
 		}
 	}
 	if !all {
-		if _, err := namespaceOf(st.GetMap(), a.namespace); err != nil && len(names) > 0 {
+		if _, err := ctl.NamespaceOf(st.GetMap(), a.Namespace); err != nil && len(names) > 0 {
 			return fmt.Errorf("%w: nothing was rebalanced. Name the one that is meant: kvctl rebalance %s; or take "+
 				"every one: kvctl rebalance --all",
 				err, strings.Join(names, ", or kvctl rebalance "))
 		}
-		names = []string{a.namespace}
+		names = []string{a.Namespace}
 	}
 	for _, name := range names {
 		if err := a.rebalance(ctx, b, name, how); err != nil {
@@ -87,12 +85,12 @@ func (a *app) rebalanceSome(ctx context.Context, b backend, named []string, all 
 }
 
 // rebalance asks for it, prints the steps and waits, if it is to.
-func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalancing) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) rebalance(ctx context.Context, b ctl.Backend, name string, how rebalancing) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	ns, err := namespaceOf(st.GetMap(), name)
+	ns, err := ctl.NamespaceOf(st.GetMap(), name)
 	if err != nil {
 		return err
 	}
@@ -113,17 +111,17 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalan
 	}
 	if err := a.printSteps(name, steps, how.cancel); err != nil || !how.wait {
 		if how.dry && err == nil {
-			a.unchanged()
+			a.Unchanged()
 		}
 		return err
 	}
 	total, begun := len(steps), false
 	version, asked := st.GetMap().GetVersion(), time.Now()
-	err = a.await(ctx, b, "rebalance", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
+	err = a.Await(ctx, b, "rebalance", ctl.Stuck, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 		v := st.GetMap().GetVersion()
-		now, err := namespaceOf(st.GetMap(), name)
+		now, err := ctl.NamespaceOf(st.GetMap(), name)
 		if err != nil {
-			return progress{}, false, err
+			return ctl.Progress{}, false, err
 		}
 		const none, on = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON
 		is := now.GetRebalancing()
@@ -132,40 +130,41 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalan
 		ended := is != on && (begun || is != none && st.GetLeads())
 		begun = is == on
 		if ended && is == none {
-			return progress{}, true, nil
+			return ctl.Progress{}, true, nil
 		}
 		if ended || !unsettled(st, ns.GetId()) && len(steps) > 0 && (v != version || time.Since(asked) >= askAgain) {
 			if steps, err = ask(true); err != nil {
-				return progress{}, false, err
+				return ctl.Progress{}, false, err
 			}
 			if ended && len(steps) > 0 {
 				why := "it was cancelled"
 				if is == dirpb.Rebalancing_REBALANCING_REFUSED {
 					why = "a step was refused, since something else has changed; ask again"
 				}
-				return progress{}, false, exitWith(exitNo, fmt.Errorf("namespace %q: its rebalance has ended, with "+
-					"%d steps left: %s", name, len(steps), why))
+				return ctl.Progress{}, false, ctl.ExitWith(ctl.ExitNo,
+					fmt.Errorf("namespace %q: its rebalance has ended, with "+
+						"%d steps left: %s", name, len(steps), why))
 			}
 			version, asked = v, time.Now()
 			total = max(total, len(steps))
 		}
-		return progress{done: uint64(total - len(steps)), total: uint64(total),
-			left:   fmt.Sprintf("%d of %d steps left in %s%s", len(steps), total, name, troubles(st)),
-			detail: jobsText(st)}, len(steps) == 0, nil
+		return ctl.Progress{Done: uint64(total - len(steps)), Total: uint64(total),
+			Left:   fmt.Sprintf("%d of %d steps left in %s%s", len(steps), total, name, ctl.Troubles(st)),
+			Detail: ctl.JobsText(st)}, len(steps) == 0, nil
 	})
-	return waited(err)
+	return ctl.Waited(err)
 }
 
 // printSteps prints what is done, or what is left.
-func (a *app) printSteps(namespace string, steps []string, left bool) error {
-	if a.json() {
+func (a *commands) printSteps(namespace string, steps []string, left bool) error {
+	if a.JSON() {
 		if steps == nil {
 			steps = []string{}
 		}
-		if err := a.printJSON(map[string]any{"namespace": namespace, "steps": steps}); err != nil {
+		if err := a.PrintJSON(map[string]any{"namespace": namespace, "steps": steps}); err != nil {
 			return err
 		}
-		return a.flush()
+		return a.Flush()
 	}
 	if len(steps) == 0 {
 		steps, left = []string{"nothing to do"}, false
@@ -174,9 +173,9 @@ func (a *app) printSteps(namespace string, steps []string, left bool) error {
 		if left {
 			s = "not done: " + s
 		}
-		fmt.Fprintln(a.stdout, visible(namespace+": "+s))
+		fmt.Fprintln(a.Stdout, ctl.Visible(namespace+": "+s))
 	}
-	return a.flush()
+	return a.Flush()
 }
 
 // unsettled reports whether a placement group of ns is changing, or something of it

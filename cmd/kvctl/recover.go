@@ -10,13 +10,15 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
 // recoverCommand has kvd, which knows what is in a data folder, go on with one.
-func (a *app) recoverCommand() *cobra.Command {
+func (a *commands) recoverCommand() *cobra.Command {
 	var id, dir string
 	var yes bool
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "recover --id ID --data-dir DIR --yes",
 		Short: "Go on with one directory node's data folder when the majority is gone for good",
 		Long: "Make the data folder of one directory node, which does not run, a cluster of its own. " +
@@ -32,7 +34,7 @@ func (a *app) recoverCommand() *cobra.Command {
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if id == "" || dir == "" {
-				return usagef("want --id and --data-dir")
+				return ctl.Usagef("want --id and --data-dir")
 			}
 			return a.recoverDirectory(cmd.Context(), id, dir, yes)
 		},
@@ -43,7 +45,7 @@ func (a *app) recoverCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) recoverDirectory(ctx context.Context, id, dir string, yes bool) error {
+func (a *commands) recoverDirectory(ctx context.Context, id, dir string, yes bool) error {
 	kvd, err := a.kvd()
 	if err != nil {
 		return err
@@ -54,7 +56,7 @@ func (a *app) recoverDirectory(ctx context.Context, id, dir string, yes bool) er
 	}
 	c := exec.CommandContext(ctx, kvd, args...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
-	c.Stdout, c.Stderr = a.stdout, a.stderr
+	c.Stdout, c.Stderr = a.Stdout, a.Stderr
 	err = c.Run()
 	var exit *exec.ExitError
 	switch {
@@ -62,18 +64,19 @@ func (a *app) recoverDirectory(ctx context.Context, id, dir string, yes bool) er
 		return nil
 	case !errors.As(err, &exit):
 		return fmt.Errorf("start %s: %w", kvd, err) // whoever has no process has done nothing
-	case exit.ExitCode() == exitUsage:
-		return fail(exitUsage) // kvd has said why
+	case exit.ExitCode() == ctl.ExitUsage:
+		return ctl.Fail(ctl.ExitUsage) // kvd has said why
 	case exit.ExitCode() > 0:
-		return fail(exitNo)
+		return ctl.Fail(ctl.ExitNo)
 	}
-	return exitWith(exitUnknown, fmt.Errorf("%s: %w; the data folder may be recovered in part: repeat the command",
-		kvd, err))
+	return ctl.ExitWith(ctl.ExitUnknown,
+		fmt.Errorf("%s: %w; the data folder may be recovered in part: repeat the command",
+			kvd, err))
 }
 
 // kvd is the path of the program that lies beside this one, or else of the one on the PATH.
-func (a *app) kvd() (string, error) {
-	self, err := a.self()
+func (a *commands) kvd() (string, error) {
+	self, err := a.Self()
 	if err != nil {
 		return "", err
 	}
@@ -83,8 +86,9 @@ func (a *app) kvd() (string, error) {
 	}
 	path, err := exec.LookPath("kvd")
 	if err != nil {
-		return "", exitWith(exitOther, fmt.Errorf("this needs the program kvd, which is neither at %s nor on the "+
-			"PATH (%w); nothing was done. Run it on the machine of the directory node", beside, err))
+		return "", ctl.ExitWith(ctl.ExitOther,
+			fmt.Errorf("this needs the program kvd, which is neither at %s nor on the "+
+				"PATH (%w); nothing was done. Run it on the machine of the directory node", beside, err))
 	}
 	return path, nil
 }

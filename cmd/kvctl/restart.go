@@ -9,17 +9,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-func (a *app) restartCommand() *cobra.Command {
+func (a *commands) restartCommand() *cobra.Command {
 	var patient time.Duration
 	var leave bool
 	var program string
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "restart NODE",
 		Short: "Replace the process of a memory node, to upgrade it",
 		Long: "Have a memory node's keeper start another process in place of the one that serves, and\n" +
@@ -39,12 +40,12 @@ func (a *app) restartCommand() *cobra.Command {
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if patient <= 0 {
-				return usagef("--for %v: want > 0", patient)
+				return ctl.Usagef("--for %v: want > 0", patient)
 			}
 			if cmd.Flags().Changed("binary") && program == "" {
-				return usagef("--binary is empty: want the path of a program")
+				return ctl.Usagef("--binary is empty: want the path of a program")
 			}
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				return a.restart(cmd.Context(), b, args[0], program, leave, patient)
 			})
 		},
@@ -55,8 +56,9 @@ func (a *app) restartCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) restart(ctx context.Context, b backend, name, program string, leave bool, patient time.Duration) error {
-	st, err := clusterStatus(ctx, b)
+func (a *commands) restart(ctx context.Context, b ctl.Backend, name, program string, leave bool,
+	patient time.Duration) error {
+	st, err := ctl.ClusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -70,7 +72,7 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	var next *keeper.Choice
 	if program != "" {
 		if next, program, err = choose(soon, n, program); err != nil {
-			return exitWith(exitNo, fmt.Errorf("%q: %w; nothing was done", name, err))
+			return ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q: %w; nothing was done", name, err))
 		}
 		defer next.Close()
 	}
@@ -78,7 +80,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	if st.GetLeads() { // others may know of an earlier process alone, whose successor is to be replaced
 		q.Boot, q.Incarnation = n.GetBoot(), n.GetIncarnation()
 	}
-	r, err := call(soon, b, q.Boot != 0, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply,
+	r, err := ctl.Call(soon, b, q.Boot != 0, func(ctx context.Context,
+		d dirpb.DirectoryClient) (*dirpb.RestartNodeReply,
 		error) {
 		return d.RestartNode(ctx, q)
 	})
@@ -88,33 +91,34 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	version := r.GetVersion()
 	if next != nil {
 		if version, err = next.Wait(soon); err != nil {
-			err = exitWith(exitNo, fmt.Errorf("%q: %w", name, err))
+			err = ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q: %w", name, err))
 		}
 	}
 	if !r.GetKept() && !leave {
-		return errors.Join(exitWith(exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)),
+		return errors.Join(ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q was restarted, and began empty: its log says why",
+			name)),
 			err)
 	}
 	if err != nil {
 		return err
 	}
 	if version != "" {
-		version = ", version " + visible(version)
+		version = ", version " + ctl.Visible(version)
 	}
 	if !leave {
-		fmt.Fprintf(a.stdout, "%s: restarted with its memory, boot %d%s\n", name, r.GetBoot(), version)
+		fmt.Fprintf(a.Stdout, "%s: restarted with its memory, boot %d%s\n", name, r.GetBoot(), version)
 		return nil
 	}
-	err = a.await(ctx, b, "nodes restart", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
+	err = a.Await(ctx, b, "nodes restart", ctl.Stuck, func(st *dirpb.StatusReply) (ctl.Progress, bool, error) {
 		now := lacking(st.GetMap())
-		p := progress{left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now,
-			troubles(st)), detail: jobsText(st)}
+		p := ctl.Progress{Left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now,
+			ctl.Troubles(st)), Detail: ctl.JobsText(st)}
 		return p, nodeNamed(st.GetMap(), name).GetState() == dirpb.NodeState_NODE_UP && now <= lacked, nil
 	})
 	if err != nil {
-		return waited(err)
+		return ctl.Waited(err)
 	}
-	fmt.Fprintf(a.stdout, "%s: left, restarted and joined again, boot %d%s\n", name, r.GetBoot(), version)
+	fmt.Fprintf(a.Stdout, "%s: left, restarted and joined again, boot %d%s\n", name, r.GetBoot(), version)
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/archive"
 	"github.com/kvd-project/kvd/internal/archive/places"
 	"github.com/kvd-project/kvd/internal/buildinfo"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -34,11 +35,11 @@ can be run again as well. At the end all is read and compared with the snapshot.
 
 // snapshots is what the commands share.
 type snapshots struct {
-	a        *app
+	a        *commands
 	from, to string // URLs
 }
 
-func (a *app) snapshotCommand() *cobra.Command {
+func (a *commands) snapshotCommand() *cobra.Command {
 	s := &snapshots{a: a}
 	c := &cobra.Command{Use: "snapshot", Short: "Write, check, restore and prune snapshots of namespaces",
 		Long: snapshotHelp, Args: cobra.NoArgs,
@@ -66,7 +67,7 @@ func (s *snapshots) open(url string, create bool, fn func(archive.Destination) e
 	if err != nil {
 		return err
 	}
-	defer s.a.closed("destination of snapshots", end)
+	defer s.a.Closed("destination of snapshots", end)
 	return fn(d)
 }
 
@@ -83,23 +84,23 @@ func (s *snapshots) source(ctx context.Context, args []string, fn func(*archive.
 
 // session calls fn with a session in a namespace, and what the directory says of that.
 func (s *snapshots) session(ctx context.Context, namespace string, readOnly bool,
-	fn func(store, *dirpb.StatusReply, *dirpb.Namespace) error) error {
+	fn func(ctl.Store, *dirpb.StatusReply, *dirpb.Namespace) error) error {
 	side := *s.a
-	side.namespace = namespace
-	return side.withBackend(func(b backend) error {
-		st, err := clusterStatus(ctx, b)
+	side.Namespace = namespace
+	return side.WithBackend(func(b ctl.Backend) error {
+		st, err := ctl.ClusterStatus(ctx, b)
 		if err != nil {
 			return err
 		}
-		ns, err := side.ownNamespace(st.GetMap())
+		ns, err := side.OwnNamespace(st.GetMap())
 		if err != nil {
 			return err
 		}
-		x, err := b.Open(ctx, sessionOptions{ReadOnly: readOnly})
+		x, err := b.Open(ctx, ctl.SessionOptions{ReadOnly: readOnly})
 		if err != nil {
 			return err
 		}
-		defer s.a.closed("session", x.Close)
+		defer s.a.Closed("session", x.Close)
 		return fn(x, st, ns)
 	})
 }
@@ -111,7 +112,7 @@ func allFlag(c *cobra.Command, all *bool, usage string) {
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if *all {
 			if len(args) > 0 {
-				return usagef("--all and %s: want one of them", visible(args[0]))
+				return ctl.Usagef("--all and %s: want one of them", ctl.Visible(args[0]))
 			}
 			return nil
 		}
@@ -126,9 +127,9 @@ func (s *snapshots) each(ctx context.Context, names []string, fn func(name strin
 			return cmp.Or(first, context.Cause(ctx))
 		}
 		if err := fn(name); err != nil {
-			s.a.say("kvctl snapshot: namespace %s: %v", visible(name), err)
+			s.a.Say("kvctl snapshot: namespace %s: %v", ctl.Visible(name), err)
 			if first == nil {
-				first = fmt.Errorf("namespace %s: %w", visible(name), err)
+				first = fmt.Errorf("namespace %s: %w", ctl.Visible(name), err)
 			}
 		}
 	}
@@ -137,8 +138,8 @@ func (s *snapshots) each(ctx context.Context, names []string, fn func(name strin
 
 // namespaces are those of the store that are not being deleted.
 func (s *snapshots) namespaces(ctx context.Context) (names []string, err error) {
-	err = s.a.withBackend(func(b backend) error {
-		st, err := clusterStatus(ctx, b)
+	err = s.a.WithBackend(func(b ctl.Backend) error {
+		st, err := ctl.ClusterStatus(ctx, b)
 		for _, ns := range st.GetMap().GetNamespaces() {
 			if !ns.GetDeleting() {
 				names = append(names, ns.GetName())
@@ -161,7 +162,7 @@ func (s *snapshots) createCommand() *cobra.Command {
 			"it away. Exit status 5 if damaged records were left out.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o := archive.CreateOptions{Now: s.a.now}
+			o := archive.CreateOptions{Now: s.a.Now}
 			var err error
 			if o.Rate, err = parseRate(rate); err != nil {
 				return err
@@ -191,21 +192,21 @@ func parseRate(text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	n, err := parseBytes(strings.TrimSuffix(text, "/s"))
+	n, err := ctl.ParseBytes(strings.TrimSuffix(text, "/s"))
 	if err != nil || n == 0 || n > 1<<50 {
-		return 0, usagef("--rate %q: want such as 200MiB/s", text)
+		return 0, ctl.Usagef("--rate %q: want such as 200MiB/s", text)
 	}
 	return int64(n), nil
 }
 
 func (s *snapshots) create(ctx context.Context, d archive.Destination, name string, o archive.CreateOptions) error {
-	return s.session(ctx, name, true, func(x store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+	return s.session(ctx, name, true, func(x ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		start := time.Now()
-		bar := s.a.bar("snapshot", "keys", func() int64 { return about(ctx, x) })
-		o.Done = func(keys, _ int) { bar.step(keys) }
+		bar := s.a.Bar("snapshot", "keys", func() int64 { return about(ctx, x) })
+		o.Done = func(keys, _ int) { bar.Step(keys) }
 		o.Manifest, _ = archive.ManifestOf(st, ns.GetName(), buildinfo.Line("kvctl", version))
 		m, err := archive.Create(ctx, x, d, o)
-		bar.end()
+		bar.End()
 		if m == nil {
 			return err
 		}
@@ -213,7 +214,7 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 			return e
 		}
 		if err != nil {
-			return exitWith(exitOther, err)
+			return ctl.ExitWith(ctl.ExitOther, err)
 		}
 		return nil
 	})
@@ -228,12 +229,12 @@ func sizeOf(m *archive.Manifest) (n int64) {
 }
 
 func (s *snapshots) printCreated(m *archive.Manifest, took time.Duration) error {
-	if s.a.json() {
-		return s.a.printJSON(map[string]any{"namespace": m.Namespace.Name, "id": m.ID, "keys": m.Keys, "bytes": m.Bytes,
+	if s.a.JSON() {
+		return s.a.PrintJSON(map[string]any{"namespace": m.Namespace.Name, "id": m.ID, "keys": m.Keys, "bytes": m.Bytes,
 			"written_bytes": sizeOf(m), "segments": len(m.Segments), "left_out": m.LeftOut, "seconds": took.Seconds()})
 	}
-	s.a.printTable(row{"Namespace", "Snapshot", "Keys", "Bytes", "Written", "Left out", "Seconds", "MiB/s"},
-		[]row{{m.Namespace.Name, m.ID, m.Keys, m.Bytes, sizeOf(m), m.LeftOut, fmt.Sprintf("%.3f", took.Seconds()),
+	s.a.PrintTable(ctl.Row{"Namespace", "Snapshot", "Keys", "Bytes", "Written", "Left out", "Seconds", "MiB/s"},
+		[]ctl.Row{{m.Namespace.Name, m.ID, m.Keys, m.Bytes, sizeOf(m), m.LeftOut, fmt.Sprintf("%.3f", took.Seconds()),
 			fmt.Sprintf("%.1f", float64(m.Bytes)/took.Seconds()/(1<<20))}})
 	return nil
 }
@@ -257,16 +258,16 @@ func (s *snapshots) listCommand() *cobra.Command {
 
 // printEntries prints snapshots, and those of away with what became of them.
 func (s *snapshots) printEntries(all, away []archive.Entry, went string) error {
-	if s.a.json() {
+	if s.a.JSON() {
 		if away != nil {
-			return s.a.printJSON(map[string]any{"kept": all, strings.ReplaceAll(went, " ", "_"): away})
+			return s.a.PrintJSON(map[string]any{"kept": all, strings.ReplaceAll(went, " ", "_"): away})
 		}
 		if all == nil {
 			all = []archive.Entry{}
 		}
-		return s.a.printJSON(all)
+		return s.a.PrintJSON(all)
 	}
-	var rows []row
+	var rows []ctl.Row
 	for i, e := range slices.Concat(all, away) {
 		state := "complete"
 		switch {
@@ -275,9 +276,9 @@ func (s *snapshots) printEntries(all, away []archive.Entry, went string) error {
 		case !e.Complete:
 			state = "unfinished"
 		}
-		rows = append(rows, row{e.Namespace, e.ID, e.Bytes, state})
+		rows = append(rows, ctl.Row{e.Namespace, e.ID, e.Bytes, state})
 	}
-	s.a.printTable(row{"Namespace", "Snapshot", "Bytes", ""}, rows)
+	s.a.PrintTable(ctl.Row{"Namespace", "Snapshot", "Bytes", ""}, rows)
 	return nil
 }
 
@@ -289,11 +290,11 @@ func (s *snapshots) showCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
 				m := &snap.Manifest
-				if s.a.json() {
-					return s.a.printJSON(m)
+				if s.a.JSON() {
+					return s.a.PrintJSON(m)
 				}
 				const form = "2006-01-02T15:04:05.000Z"
-				s.a.printTable(row{"", m.Namespace.Name + "/" + m.ID}, []row{
+				s.a.PrintTable(ctl.Row{"", m.Namespace.Name + "/" + m.ID}, []ctl.Row{
 					{"begun", m.T0.UTC().Format(form)}, {"ended", m.T1.UTC().Format(form)},
 					{"keys", m.Keys}, {"bytes", m.Bytes}, {"written", sizeOf(m)}, {"segments", len(m.Segments)},
 					{"left out", m.LeftOut}, {"cluster", m.Cluster}, {"mode", m.Namespace.Mode},
@@ -316,21 +317,21 @@ func (s *snapshots) verifyCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
 				if against != "" {
-					return s.session(cmd.Context(), against, true, func(x store, _ *dirpb.StatusReply,
+					return s.session(cmd.Context(), against, true, func(x ctl.Store, _ *dirpb.StatusReply,
 						_ *dirpb.Namespace) error {
 						return s.compare(cmd.Context(), x, snap)
 					})
 				}
-				bar := s.a.bar("verify", "keys", func() int64 { return snap.Keys })
-				err := archive.Verify(cmd.Context(), snap, bar.step)
-				if bar.end(); err != nil {
+				bar := s.a.Bar("verify", "keys", func() int64 { return snap.Keys })
+				err := archive.Verify(cmd.Context(), snap, bar.Step)
+				if bar.End(); err != nil {
 					return err
 				}
-				if s.a.json() {
-					return s.a.printJSON(map[string]any{"namespace": snap.Namespace.Name, "id": snap.ID,
+				if s.a.JSON() {
+					return s.a.PrintJSON(map[string]any{"namespace": snap.Namespace.Name, "id": snap.ID,
 						"keys": snap.Keys, "segments": len(snap.Segments), "ok": true})
 				}
-				fmt.Fprintf(s.a.stdout, "%s of %s: %d keys in %d segments, all good\n", snap.ID, snap.Namespace.Name,
+				fmt.Fprintf(s.a.Stdout, "%s of %s: %d keys in %d segments, all good\n", snap.ID, snap.Namespace.Name,
 					snap.Keys, len(snap.Segments))
 				return nil
 			})
@@ -341,34 +342,35 @@ func (s *snapshots) verifyCommand() *cobra.Command {
 }
 
 // compare compares a snapshot with a namespace for verify.
-func (s *snapshots) compare(ctx context.Context, x store, snap *archive.Snapshot) error {
+func (s *snapshots) compare(ctx context.Context, x ctl.Store, snap *archive.Snapshot) error {
 	r, err := s.compared(ctx, x, snap, true)
 	if err != nil {
 		return err
 	}
-	if s.a.json() {
-		err = s.a.printJSON(r)
+	if s.a.JSON() {
+		err = s.a.PrintJSON(r)
 	} else {
-		s.a.printTable(row{"Keys", "Same", "Newer", "Older", "Missing", "Different", "Expired", "Extra"},
-			[]row{{r.Keys, r.Same, r.Newer, r.Older, r.Missing, r.Different, r.Expired, r.Extra}})
+		s.a.PrintTable(ctl.Row{"Keys", "Same", "Newer", "Older", "Missing", "Different", "Expired", "Extra"},
+			[]ctl.Row{{r.Keys, r.Same, r.Newer, r.Older, r.Missing, r.Different, r.Expired, r.Extra}})
 	}
 	if err == nil && r.Missing+r.Different+r.Older > 0 {
-		return fail(exitNo)
+		return ctl.Fail(ctl.ExitNo)
 	}
 	return err
 }
 
 // compared names the first keys that are not as they should be.
-func (s *snapshots) compared(ctx context.Context, x store, snap *archive.Snapshot, extra bool) (*archive.CompareReport,
+func (s *snapshots) compared(ctx context.Context, x ctl.Store, snap *archive.Snapshot,
+	extra bool) (*archive.CompareReport,
 	error) {
 	const named = 10
 	told := 0
-	bar := s.a.bar("compare", "keys", func() int64 { return snap.Keys })
-	defer bar.end()
-	return archive.Compare(ctx, x, snap, archive.CompareOptions{Extra: extra, Now: s.a.now, Done: bar.step,
+	bar := s.a.Bar("compare", "keys", func() int64 { return snap.Keys })
+	defer bar.End()
+	return archive.Compare(ctx, x, snap, archive.CompareOptions{Extra: extra, Now: s.a.Now, Done: bar.Step,
 		Found: func(what string, key []byte) {
 			if told++; told <= named {
-				s.a.say("kvctl snapshot: key %s: %s", s.a.showKey(key), what)
+				s.a.Say("kvctl snapshot: key %s: %s", s.a.ShowKey(key), what)
 			}
 		}})
 }
@@ -383,7 +385,7 @@ type restoreOptions struct {
 func (s *snapshots) restoreCommand() *cobra.Command {
 	var o restoreOptions
 	var all bool
-	c := changes(s.fromFlag(&cobra.Command{
+	c := ctl.Changes(s.fromFlag(&cobra.Command{
 		Use:   "restore {NAMESPACE [SNAPSHOT] | --all}",
 		Short: "Put a snapshot, the newest by default, into a namespace",
 		Long:  restoreHelp,
@@ -393,10 +395,11 @@ func (s *snapshots) restoreCommand() *cobra.Command {
 				return s.restoreAll(cmd.Context(), &o, cmd.Flags().Changed("namespace"))
 			}
 			if !cmd.Flags().Changed("namespace") {
-				return usagef("want --namespace: where the records go, which may be %s itself", visible(args[0]))
+				return ctl.Usagef("want --namespace: where the records go, which may be %s itself",
+					ctl.Visible(args[0]))
 			}
 			if o.bytes == "" && (o.replicas != 0 || o.shards != 0) {
-				return usagef("--replicas and --shards are for a namespace that is made: want --bytes, too")
+				return ctl.Usagef("--replicas and --shards are for a namespace that is made: want --bytes, too")
 			}
 			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
 				return s.restore(cmd.Context(), snap, &o)
@@ -421,7 +424,7 @@ func (s *snapshots) restoreCommand() *cobra.Command {
 // restoreAll restores the newest snapshot of each namespace.
 func (s *snapshots) restoreAll(ctx context.Context, o *restoreOptions, named bool) error {
 	if named || o.progress != "" {
-		return usagef("--namespace and --progress are for one namespace: not with --all")
+		return ctl.Usagef("--namespace and --progress are for one namespace: not with --all")
 	}
 	there, err := s.namespaces(ctx)
 	if err != nil {
@@ -447,7 +450,7 @@ func (s *snapshots) restoreAll(ctx context.Context, o *restoreOptions, named boo
 			if slices.Contains(there, name) {
 				one.bytes = ""
 			}
-			side.namespace = name
+			side.Namespace = name
 			return (&snapshots{a: &side}).restore(ctx, snap, &one)
 		})
 	})
@@ -459,47 +462,49 @@ func (s *snapshots) restore(ctx context.Context, snap *archive.Snapshot, o *rest
 			return err
 		}
 	}
-	ro := archive.RestoreOptions{Mode: archive.IfNewer, Progress: o.progress, Now: s.a.now}
+	ro := archive.RestoreOptions{Mode: archive.IfNewer, Progress: o.progress, Now: s.a.Now}
 	switch {
 	case o.absent:
 		ro.Mode = archive.IfAbsent
 	case o.overwrite:
 		ro.Mode = archive.Overwrite
 	}
-	return s.session(ctx, s.a.namespace, false, func(x store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+	return s.session(ctx, s.a.Namespace, false, func(x ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		if ns.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE && snap.Namespace.Mode == "store" {
-			return exitWith(exitNo, fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts; want "+
-				"a namespace of mode store", ns.GetName()))
+			return ctl.ExitWith(ctl.ExitNo,
+				fmt.Errorf("%q is a cache, and the snapshot of a store: a cache evicts; want "+
+					"a namespace of mode store", ns.GetName()))
 		}
 		ro.Target = fmt.Sprintf("%s/%d", st.GetClusterId(), ns.GetId())
 		start := time.Now()
-		bar := s.a.bar("restore", "keys", func() int64 { return snap.Keys })
-		ro.Done = func(keys, _ int) { bar.step(keys) }
+		bar := s.a.Bar("restore", "keys", func() int64 { return snap.Keys })
+		ro.Done = func(keys, _ int) { bar.Step(keys) }
 		r, err := archive.Restore(ctx, x, snap, ro)
-		if bar.end(); err != nil {
-			return partly(r.Restored > 0, err, "after %d records were restored; run it again to go on", r.Restored)
+		if bar.End(); err != nil {
+			return ctl.Partly(r.Restored > 0, err, "after %d records were restored; run it again to go on", r.Restored)
 		}
 		c, err := s.compared(ctx, x, snap, false)
 		if err != nil {
-			return partly(true, err, "%d records were restored, and then", r.Restored)
+			return ctl.Partly(true, err, "%d records were restored, and then", r.Restored)
 		}
 		if err := s.printRestored(r, c, time.Since(start)); err != nil {
 			return err
 		}
 		if c.Missing+c.Different > 0 || c.Older > 0 && ro.Mode != archive.IfAbsent {
-			return fail(exitNo)
+			return ctl.Fail(ctl.ExitNo)
 		}
 		return nil
 	})
 }
 
 func (s *snapshots) printRestored(r *archive.RestoreReport, c *archive.CompareReport, took time.Duration) error {
-	if s.a.json() {
-		return s.a.printJSON(map[string]any{"restore": r, "verify": c, "seconds": took.Seconds()})
+	if s.a.JSON() {
+		return s.a.PrintJSON(map[string]any{"restore": r, "verify": c, "seconds": took.Seconds()})
 	}
-	s.a.printTable(row{"Records", "Restored", "New versions", "Kept", "Expired", "Same", "Newer", "Older", "Missing",
+	s.a.PrintTable(ctl.Row{"Records", "Restored", "New versions", "Kept", "Expired", "Same", "Newer", "Older",
+		"Missing",
 		"Different", "Seconds"},
-		[]row{{r.Records, r.Restored, r.Fresh, r.Kept, r.Expired, c.Same, c.Newer, c.Older, c.Missing, c.Different,
+		[]ctl.Row{{r.Records, r.Restored, r.Fresh, r.Kept, r.Expired, c.Same, c.Newer, c.Older, c.Missing, c.Different,
 			fmt.Sprintf("%.3f", took.Seconds())}})
 	return nil
 }
@@ -507,17 +512,17 @@ func (s *snapshots) printRestored(r *archive.RestoreReport, c *archive.CompareRe
 // makeNamespace creates the namespace that a restore goes to.
 func (s *snapshots) makeNamespace(ctx context.Context, snap *archive.Snapshot, o *restoreOptions) error {
 	was := &snap.Namespace
-	req := &dirpb.CreateNamespaceRequest{Name: s.a.namespace, Mode: dirpb.NamespaceMode_NAMESPACE_STORE,
+	req := &dirpb.CreateNamespaceRequest{Name: s.a.Namespace, Mode: dirpb.NamespaceMode_NAMESPACE_STORE,
 		Replicas: cmp.Or(o.replicas, was.Replicas), Shards: o.shards, MaxValueBytes: was.MaxValue,
 		LimitBytes: was.LimitBytes}
 	if was.Mode == "cache" {
 		req.Mode = dirpb.NamespaceMode_NAMESPACE_CACHE
 	}
 	var err error
-	if req.BytesPerNode, err = parseBytes(o.bytes); err != nil {
-		return usagef("--bytes: %w", err)
+	if req.BytesPerNode, err = ctl.ParseBytes(o.bytes); err != nil {
+		return ctl.Usagef("--bytes: %w", err)
 	}
-	return s.a.withBackend(func(b backend) error {
+	return s.a.WithBackend(func(b ctl.Backend) error {
 		err := b.Directory(ctx, false, func(ctx context.Context, d dirpb.DirectoryClient) error {
 			_, err := d.CreateNamespace(ctx, req)
 			return err
@@ -540,7 +545,7 @@ func (s *snapshots) pruneCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if keep.Last < 0 || keep.Hourly < 0 || keep.Daily < 0 || keep == (archive.Keep{}) {
-				return usagef("want --keep-last, --keep-hourly or --keep-daily, and numbers above 0")
+				return ctl.Usagef("want --keep-last, --keep-hourly or --keep-daily, and numbers above 0")
 			}
 			return s.open(s.from, false, func(d archive.Destination) error {
 				return s.prune(cmd.Context(), d, args[0], keep, dry)
@@ -551,7 +556,7 @@ func (s *snapshots) pruneCommand() *cobra.Command {
 	f.IntVar(&keep.Last, "keep-last", 0, "how many of the newest to keep")
 	f.IntVar(&keep.Hourly, "keep-hourly", 0, "of how many hours that have any to keep the newest")
 	f.IntVar(&keep.Daily, "keep-daily", 0, "of how many days that have any to keep the newest")
-	dryFlag(c, &dry)
+	ctl.DryFlag(c, &dry)
 	return c
 }
 
@@ -560,15 +565,15 @@ func (s *snapshots) prune(ctx context.Context, d archive.Destination, name strin
 	if err != nil {
 		return err
 	}
-	stay, away := keep.Prune(all, s.a.now())
+	stay, away := keep.Prune(all, s.a.Now())
 	went := "removed"
 	if dry {
 		went = "would be removed"
-		s.a.unchanged()
+		s.a.Unchanged()
 	} else {
 		for i, e := range away {
 			if err := archive.Remove(ctx, d, e); err != nil {
-				return partly(i > 0, err, "after %d of %d snapshots were removed", i, len(away))
+				return ctl.Partly(i > 0, err, "after %d of %d snapshots were removed", i, len(away))
 			}
 		}
 	}
@@ -585,17 +590,17 @@ func (s *snapshots) copyCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.source(cmd.Context(), args, func(snap *archive.Snapshot) error {
 				return s.open(s.to, true, func(to archive.Destination) error {
-					bar := s.a.bar("copy", "B", func() int64 { return sizeOf(&snap.Manifest) })
-					err := archive.Copy(cmd.Context(), snap, to, func(n int64) { bar.step(int(n)) })
-					if bar.end(); err != nil {
+					bar := s.a.Bar("copy", "B", func() int64 { return sizeOf(&snap.Manifest) })
+					err := archive.Copy(cmd.Context(), snap, to, func(n int64) { bar.Step(int(n)) })
+					if bar.End(); err != nil {
 						return err
 					}
-					if s.a.json() {
-						return s.a.printJSON(map[string]any{"namespace": snap.Namespace.Name, "id": snap.ID,
+					if s.a.JSON() {
+						return s.a.PrintJSON(map[string]any{"namespace": snap.Namespace.Name, "id": snap.ID,
 							"bytes": sizeOf(&snap.Manifest)})
 					}
-					fmt.Fprintf(s.a.stdout, "%s of %s: %s\n", snap.ID, snap.Namespace.Name,
-						bytesText(sizeOf(&snap.Manifest)))
+					fmt.Fprintf(s.a.Stdout, "%s of %s: %s\n", snap.ID, snap.Namespace.Name,
+						ctl.BytesText(sizeOf(&snap.Manifest)))
 					return nil
 				})
 			})

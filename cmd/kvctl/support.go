@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/buildinfo"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/webget"
 )
 
@@ -35,7 +36,7 @@ type bundleOptions struct {
 	profiles    bool
 }
 
-func (a *app) supportCommand() *cobra.Command {
+func (a *commands) supportCommand() *cobra.Command {
 	c := &cobra.Command{Use: "support", Short: "Collect what helps others to help you"}
 	var o bundleOptions
 	bundle := &cobra.Command{
@@ -75,7 +76,7 @@ type bundleFile struct {
 // add writes a file; err says why there is none, which is told at the end.
 func (b *bundleFile) add(name string, content []byte, err error) error {
 	if err != nil {
-		b.missing = append(b.missing, fmt.Sprintf("%s: %s", name, oneLine(err.Error())))
+		b.missing = append(b.missing, fmt.Sprintf("%s: %s", name, ctl.OneLine(err.Error())))
 		return nil
 	}
 	b.files = append(b.files, name)
@@ -87,12 +88,12 @@ func (b *bundleFile) add(name string, content []byte, err error) error {
 	return err
 }
 
-func (a *app) bundle(ctx context.Context, name string, o bundleOptions) error {
+func (a *commands) bundle(ctx context.Context, name string, o bundleOptions) error {
 	pages, err := parsePages(o.pages)
 	if err != nil {
 		return err
 	}
-	cfg, err := a.tlsConfig()
+	cfg, err := a.TLSConfig()
 	if err != nil {
 		return err
 	}
@@ -101,7 +102,7 @@ func (a *app) bundle(ctx context.Context, name string, o bundleOptions) error {
 		return err
 	}
 	zip := gzip.NewWriter(f)
-	b := &bundleFile{tar: tar.NewWriter(zip), now: a.now()}
+	b := &bundleFile{tar: tar.NewWriter(zip), now: a.Now()}
 	err = a.fillBundle(ctx, b, pages, cfg, o)
 	for _, end := range []func() error{b.tar.Close, zip.Close, f.Sync, f.Close} {
 		if e := end(); err == nil {
@@ -111,21 +112,21 @@ func (a *app) bundle(ctx context.Context, name string, o bundleOptions) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", name, err), os.Remove(name))
 	}
-	if a.json() {
+	if a.JSON() {
 		if b.missing == nil {
 			b.missing = []string{}
 		}
-		err = a.printJSON(map[string]any{"file": name, "files": b.files, "missing": b.missing})
+		err = a.PrintJSON(map[string]any{"file": name, "files": b.files, "missing": b.missing})
 	} else {
 		for _, x := range b.files {
-			fmt.Fprintln(a.stdout, visible(x))
+			fmt.Fprintln(a.Stdout, ctl.Visible(x))
 		}
 	}
 	for _, m := range b.missing {
-		a.say("kvctl support bundle: left out: %s", m)
+		a.Say("kvctl support bundle: left out: %s", m)
 	}
 	if len(b.missing) > 0 && err == nil {
-		return fail(exitNo)
+		return ctl.Fail(ctl.ExitNo)
 	}
 	return err
 }
@@ -137,7 +138,7 @@ func parsePages(pages []string) ([]*url.URL, error) {
 		u, err := url.Parse(p)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil ||
 			strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-			return nil, usagef("--http number %d: want http://HOST:PORT or https://HOST:PORT and no more", i+1)
+			return nil, ctl.Usagef("--http number %d: want http://HOST:PORT or https://HOST:PORT and no more", i+1)
 		}
 		u.Path = ""
 		out = append(out, u)
@@ -146,7 +147,8 @@ func parsePages(pages []string) ([]*url.URL, error) {
 }
 
 // fillBundle adds everything. Only an error of the bundle's own file ends it early.
-func (a *app) fillBundle(ctx context.Context, b *bundleFile, pages []*url.URL, cfg *tls.Config, o bundleOptions) error {
+func (a *commands) fillBundle(ctx context.Context, b *bundleFile, pages []*url.URL, cfg *tls.Config,
+	o bundleOptions) error {
 	about := fmt.Sprintf("%s\n%s %s/%s\n%s\n", buildinfo.Line("kvctl", version), runtime.Version(), runtime.GOOS,
 		runtime.GOARCH, b.now.UTC().Format(time.RFC3339))
 	if err := b.add("kvctl.txt", []byte(about), nil); err != nil {
@@ -182,24 +184,24 @@ func (a *app) fillBundle(ctx context.Context, b *bundleFile, pages []*url.URL, c
 	return b.add("missing.txt", []byte(strings.Join(b.missing, "\n")+"\n"), nil)
 }
 
-func (a *app) stateForBundle(ctx context.Context) (state []byte, err error) {
-	err = a.withBackend(func(be backend) error {
-		st, err := clusterView(ctx, be)
+func (a *commands) stateForBundle(ctx context.Context) (state []byte, err error) {
+	err = a.WithBackend(func(be ctl.Backend) error {
+		st, err := ctl.ClusterView(ctx, be)
 		if err != nil {
 			return err
 		}
-		state, err = protoJSON(st)
+		state, err = ctl.ProtoJSON(st)
 		return err
 	})
 	return append(state, '\n'), err
 }
 
-func (a *app) fetchPage(ctx context.Context, process *url.URL, path string, cfg *tls.Config) ([]byte, error) {
+func (a *commands) fetchPage(ctx context.Context, process *url.URL, path string, cfg *tls.Config) ([]byte, error) {
 	u, err := process.Parse(path)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
 	code, page, err := webget.Get(ctx, u, cfg, maxPageBytes)
 	if err == nil && code != http.StatusOK {
@@ -281,7 +283,7 @@ func safeLine(line string) string {
 		}
 		parts[i] = f[0] + "=" + f[1]
 	}
-	return visible(strings.Join(parts, " "))
+	return ctl.Visible(strings.Join(parts, " "))
 }
 
 // secretName reports whether a field may hold a key, a value or a secret, even if that is a number.

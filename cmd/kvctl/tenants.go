@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 )
@@ -38,13 +39,13 @@ func (q *quotaFlags) add(f *pflag.FlagSet) {
 // check refuses what no directory would take.
 func (q *quotaFlags) check() error {
 	if q.owner == "" && q.changed("owner") {
-		return usagef("--owner: want an identity, or group:NAME")
+		return ctl.Usagef("--owner: want an identity, or group:NAME")
 	}
 	if q.owner == "" {
 		return nil
 	}
 	if err := identity.CheckWho(q.owner); err != nil {
-		return usagef("--owner %w", err)
+		return ctl.Usagef("--owner %w", err)
 	}
 	return nil
 }
@@ -58,14 +59,14 @@ func (q *quotaFlags) quota(old *dirpb.Quota) (*dirpb.Quota, error) {
 		"quota-sessions": func() error { out.Sessions = q.sessions; return nil },
 		"quota-lanes":    func() error { out.Lanes = q.lanes; return nil },
 		"quota-tcp-ops":  func() error { out.TcpOpsPerSecond = q.tcpOps; return nil },
-		"quota-index":    func() (err error) { out.IndexBytes, err = parseBytes(q.index); return err },
+		"quota-index":    func() (err error) { out.IndexBytes, err = ctl.ParseBytes(q.index); return err },
 	} {
 		if !q.changed(flag) {
 			continue
 		}
 		given = true
 		if err := take(); err != nil {
-			return nil, usagef("--%s: %w", flag, err)
+			return nil, ctl.Usagef("--%s: %w", flag, err)
 		}
 	}
 	if !given {
@@ -75,7 +76,7 @@ func (q *quotaFlags) quota(old *dirpb.Quota) (*dirpb.Quota, error) {
 }
 
 // of is the quota for a namespace that there is, after what was not given.
-func (q *quotaFlags) of(ctx context.Context, b backend, name string) (*dirpb.Quota, error) {
+func (q *quotaFlags) of(ctx context.Context, b ctl.Backend, name string) (*dirpb.Quota, error) {
 	if given, err := q.quota(nil); given == nil {
 		return nil, err
 	}
@@ -90,10 +91,10 @@ func rightOf(s string) (dirpb.Right, error) {
 	if v, ok := dirpb.Right_value["RIGHT_"+strings.ToUpper(s)]; ok && v != 0 && s == strings.ToLower(s) {
 		return dirpb.Right(v), nil
 	}
-	return 0, usagef("%q: want read, write or admin", s)
+	return 0, ctl.Usagef("%q: want read, write or admin", s)
 }
 
-func (a *app) completeRight() cobra.CompletionFunc {
+func (a *commands) completeRight() cobra.CompletionFunc {
 	names := a.completeNamespace()
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {
@@ -106,8 +107,8 @@ func (a *app) completeRight() cobra.CompletionFunc {
 	}
 }
 
-func (a *app) namespaceGrantCommand() *cobra.Command {
-	return changes(&cobra.Command{
+func (a *commands) namespaceGrantCommand() *cobra.Command {
+	return ctl.Changes(&cobra.Command{
 		Use:   "grant NAME WHO read|write|admin",
 		Short: "Give an identity or a group a right in a namespace",
 		Long: `Give an identity or a group a right in a namespace, in the place of the one it had.
@@ -123,9 +124,9 @@ sessions that need more are ended at once. Operators may, and those with admin.
 				return err
 			}
 			if err := identity.CheckWho(args[1]); err != nil {
-				return usageError(err)
+				return ctl.UsageError(err)
 			}
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				var rep *dirpb.GrantAccessReply
 				// Asked again it changes nothing.
 				err := b.Directory(cmd.Context(), true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
@@ -142,8 +143,8 @@ sessions that need more are ended at once. Operators may, and those with admin.
 	})
 }
 
-func (a *app) namespaceRevokeCommand() *cobra.Command {
-	return changes(&cobra.Command{
+func (a *commands) namespaceRevokeCommand() *cobra.Command {
+	return ctl.Changes(&cobra.Command{
 		Use:   "revoke NAME WHO",
 		Short: "Take the right of an identity or a group in a namespace",
 		Long: `Take the right that an identity or a group was granted in a namespace. Its sessions are
@@ -154,10 +155,10 @@ ended at once, unless it has the right by another entry.
 		ValidArgsFunction: a.completeRight(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := identity.CheckWho(args[1]); err != nil {
-				return usageError(err)
+				return ctl.UsageError(err)
 			}
-			return a.withBackend(func(b backend) error {
-				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (
+			return a.WithBackend(func(b ctl.Backend) error {
+				rep, err := ctl.Call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (
 					*dirpb.RevokeAccessReply, error) {
 					return d.RevokeAccess(ctx, &dirpb.RevokeAccessRequest{Namespace: args[0], Who: args[1]})
 				})
@@ -171,30 +172,30 @@ ended at once, unless it has the right by another entry.
 }
 
 // printAccess prints an access list after it was changed.
-func (a *app) printAccess(ns *dirpb.Namespace, fencing uint32) error {
+func (a *commands) printAccess(ns *dirpb.Namespace, fencing uint32) error {
 	if fencing > 0 {
-		a.say("kvctl: %d sessions had more, and are ended", fencing)
+		a.Say("kvctl: %d sessions had more, and are ended", fencing)
 	}
-	if a.json() {
-		return a.printProto(ns)
+	if a.JSON() {
+		return a.PrintProto(ns)
 	}
 	a.printWho(ns)
 	return nil
 }
 
-func (a *app) printWho(ns *dirpb.Namespace) {
-	var rows []row
+func (a *commands) printWho(ns *dirpb.Namespace) {
+	var rows []ctl.Row
 	if ns.GetOwner() == "" {
-		rows = append(rows, row{"everybody", "write: it has no owner"})
+		rows = append(rows, ctl.Row{"everybody", "write: it has no owner"})
 	} else {
-		rows = append(rows, row{ns.GetOwner(), "owner"})
+		rows = append(rows, ctl.Row{ns.GetOwner(), "owner"})
 	}
-	a.printTable(row{"Who", "Right"}, append(rows, mapTo(ns.GetAccess(), func(x *dirpb.Access) row {
-		return row{x.GetWho(), short(x.GetRight())}
+	a.PrintTable(ctl.Row{"Who", "Right"}, append(rows, ctl.MapTo(ns.GetAccess(), func(x *dirpb.Access) ctl.Row {
+		return ctl.Row{x.GetWho(), ctl.Short(x.GetRight())}
 	})...))
 }
 
-func showNamespace(ctx context.Context, b backend, name string) (rep *dirpb.ShowNamespaceReply, err error) {
+func showNamespace(ctx context.Context, b ctl.Backend, name string) (rep *dirpb.ShowNamespaceReply, err error) {
 	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 		rep, err = d.ShowNamespace(ctx, &dirpb.ShowNamespaceRequest{Name: name})
 		return err
@@ -202,7 +203,7 @@ func showNamespace(ctx context.Context, b backend, name string) (rep *dirpb.Show
 	return rep, err
 }
 
-func (a *app) namespaceShowCommand() *cobra.Command {
+func (a *commands) namespaceShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show who may use a namespace, and what it has taken of its quotas",
@@ -211,13 +212,13 @@ and those who have admin in it.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNamespace(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				rep, err := showNamespace(cmd.Context(), b, args[0])
 				if err != nil {
 					return err
 				}
-				if a.json() {
-					return a.printProto(rep)
+				if a.JSON() {
+					return a.PrintProto(rep)
 				}
 				a.printTenant(rep)
 				return nil
@@ -226,7 +227,7 @@ and those who have admin in it.`,
 	}
 }
 
-func (a *app) printTenant(rep *dirpb.ShowNamespaceReply) {
+func (a *commands) printTenant(rep *dirpb.ShowNamespaceReply) {
 	ns, q := rep.GetNamespace(), rep.GetNamespace().GetQuota()
 	bound := func(n uint64, text string) string {
 		if n == 0 {
@@ -235,23 +236,23 @@ func (a *app) printTenant(rep *dirpb.ShowNamespaceReply) {
 		return text
 	}
 	a.printWho(ns)
-	fmt.Fprintln(a.stdout)
-	rows := []row{
-		{"bytes", bytesText(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), bytesText(ns.GetLimitBytes()))},
-		{"index", bytesText(rep.GetIndexBytes()), bound(q.GetIndexBytes(), bytesText(q.GetIndexBytes()))},
+	fmt.Fprintln(a.Stdout)
+	rows := []ctl.Row{
+		{"bytes", ctl.BytesText(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), ctl.BytesText(ns.GetLimitBytes()))},
+		{"index", ctl.BytesText(rep.GetIndexBytes()), bound(q.GetIndexBytes(), ctl.BytesText(q.GetIndexBytes()))},
 		{"sessions", fmt.Sprint(rep.GetSessions()), bound(uint64(q.GetSessions()), fmt.Sprint(q.GetSessions()))},
-		{"max-value", "", bytesText(maxValueOf(ns))},
+		{"max-value", "", ctl.BytesText(maxValueOf(ns))},
 		{"lanes", "", bound(uint64(q.GetLanes()), fmt.Sprintf("%d for each session to each memory node",
 			q.GetLanes()))},
 		{"tcp-ops", "", bound(q.GetTcpOpsPerSecond(), fmt.Sprintf("%d/s at each memory node", q.GetTcpOpsPerSecond()))},
 	}
 	if n := ns.GetMaxPinnedPercent(); n != 0 {
-		rows = append(rows, row{"max-pinned", "", fmt.Sprintf("%d%%", n)})
+		rows = append(rows, ctl.Row{"max-pinned", "", fmt.Sprintf("%d%%", n)})
 	}
-	a.printTable(row{"Quota", "Taken", "Of"}, rows)
+	a.PrintTable(ctl.Row{"Quota", "Taken", "Of"}, rows)
 }
 
-func (a *app) whoAmICommand() *cobra.Command {
+func (a *commands) whoAmICommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "whoami",
 		Short: "Show whose certificate this is, and what it may do",
@@ -259,7 +260,7 @@ func (a *app) whoAmICommand() *cobra.Command {
 knows them, and the namespaces that it may use.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withBackend(func(b backend) error {
+			return a.WithBackend(func(b ctl.Backend) error {
 				var rep *dirpb.WhoAmIReply
 				err := b.Directory(cmd.Context(), true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 					rep, err = d.WhoAmI(ctx, &dirpb.WhoAmIRequest{})
@@ -274,12 +275,12 @@ knows them, and the namespaces that it may use.`,
 	}
 }
 
-func (a *app) printWhoAmI(rep *dirpb.WhoAmIReply) error {
-	if a.json() {
-		return a.printProto(rep)
+func (a *commands) printWhoAmI(rep *dirpb.WhoAmIReply) error {
+	if a.JSON() {
+		return a.PrintProto(rep)
 	}
 	if rep.GetIdentity() == "" {
-		_, err := fmt.Fprintln(a.stdout, "nobody is known: there is no TLS, so everybody is operator")
+		_, err := fmt.Fprintln(a.Stdout, "nobody is known: there is no TLS, so everybody is operator")
 		return err
 	}
 	groups := "-"
@@ -287,18 +288,18 @@ func (a *app) printWhoAmI(rep *dirpb.WhoAmIReply) error {
 		groups = strings.Join(rep.GetGroups(), ", ")
 	}
 	for _, line := range [][2]string{{"identity", rep.GetIdentity()}, {"role", rep.GetRole()}, {"groups", groups}} {
-		if _, err := fmt.Fprintf(a.stdout, "%-9s %s\n", line[0], visible(line[1])); err != nil {
+		if _, err := fmt.Fprintf(a.Stdout, "%-9s %s\n", line[0], ctl.Visible(line[1])); err != nil {
 			return err
 		}
 	}
 	if len(rep.GetNamespaces()) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "no namespace lets it in; an owner or operator may: kvctl namespace grant "+
-			"NAME "+visible(rep.GetIdentity())+" write")
+		_, err := fmt.Fprintln(a.Stdout, "no namespace lets it in; an owner or operator may: kvctl namespace grant "+
+			"NAME "+ctl.Visible(rep.GetIdentity())+" write")
 		return err
 	}
-	fmt.Fprintln(a.stdout)
-	a.printTable(row{"Namespace", "Right"}, mapTo(rep.GetNamespaces(), func(x *dirpb.NamespaceRight) row {
-		return row{x.GetNamespace(), short(x.GetRight())}
+	fmt.Fprintln(a.Stdout)
+	a.PrintTable(ctl.Row{"Namespace", "Right"}, ctl.MapTo(rep.GetNamespaces(), func(x *dirpb.NamespaceRight) ctl.Row {
+		return ctl.Row{x.GetNamespace(), ctl.Short(x.GetRight())}
 	}))
 	return nil
 }

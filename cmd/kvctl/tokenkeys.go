@@ -9,14 +9,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-func (a *app) tokenKeysCommand() *cobra.Command {
+func (a *commands) tokenKeysCommand() *cobra.Command {
 	c := &cobra.Command{Use: "keys", Short: "Show and replace the key that signs session tokens", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	var force bool
-	rotate := changes(&cobra.Command{
+	rotate := ctl.Changes(&cobra.Command{
 		Use:   "rotate",
 		Short: "Make a new key for session tokens, while the store is used",
 		Long: `Make a new key for session tokens, while the store is used. The directory signs with it
@@ -29,41 +30,41 @@ over the present key. kvctl keys show names them. That takes up to 0.3 s, and 2 
 another directory node has just begun to lead.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withBackend(func(b backend) error {
-				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (
+			return a.WithBackend(func(b ctl.Backend) error {
+				rep, err := ctl.Call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (
 					*dirpb.RotateKeyReply, error) {
 					return d.RotateKey(ctx, &dirpb.RotateKeyRequest{Force: force})
 				})
 				if err != nil {
 					return err
 				}
-				if a.json() {
-					return a.printProto(rep)
+				if a.JSON() {
+					return a.PrintProto(rep)
 				}
-				fmt.Fprintf(a.stdout, "generation %d\n", rep.GetGeneration())
+				fmt.Fprintf(a.Stdout, "generation %d\n", rep.GetGeneration())
 				return nil
 			})
 		},
 	})
 	rotate.Flags().BoolVar(&force, "force", false, "also while some have not taken over the present key: what they "+
 		"show memory nodes is refused until they have")
-	c.AddCommand(a.viewCommand("show", "Show the key for session tokens: its age, and who has not taken it over",
+	c.AddCommand(a.ViewCommand("show", "Show the key for session tokens: its age, and who has not taken it over",
 		a.printKeyUse), rotate)
 	return c
 }
 
 // printKeyUse shows nothing of the key itself, which the directory tells memory nodes alone.
-func (a *app) printKeyUse(st *dirpb.StatusReply) error {
+func (a *commands) printKeyUse(st *dirpb.StatusReply) error {
 	u := st.GetKeyUse()
 	if u == nil {
 		return errors.New("the directory does not tell of its keys")
 	}
-	if a.json() {
-		return a.printProto(u)
+	if a.JSON() {
+		return a.PrintProto(u)
 	}
 	made, age := "with the cluster", "-"
 	if at := time.UnixMilli(u.GetMadeUnixMillis()); u.GetMadeUnixMillis() != 0 {
-		made, age = at.UTC().Format(time.RFC3339), a.now().Sub(at).Round(time.Second).String()
+		made, age = at.UTC().Format(time.RFC3339), a.Now().Sub(at).Round(time.Second).String()
 	}
 	signs, nodes, sessions := "-", "-", "-" // the leader knows
 	if u.GetSigns() != 0 {
@@ -75,7 +76,7 @@ func (a *app) printKeyUse(st *dirpb.StatusReply) error {
 			sessions = strings.Trim(strings.ReplaceAll(fmt.Sprint(x), " ", ", "), "[]")
 		}
 	}
-	a.printTable(row{"Generation", "Made", "Age", "Signs", "Memory nodes behind", "Sessions behind"},
-		[]row{{u.GetGeneration(), made, age, signs, nodes, sessions}})
+	a.PrintTable(ctl.Row{"Generation", "Made", "Age", "Signs", "Memory nodes behind", "Sessions behind"},
+		[]ctl.Row{{u.GetGeneration(), made, age, signs, nodes, sessions}})
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
@@ -18,7 +19,7 @@ type topOptions struct {
 	sessions int
 }
 
-func (a *app) topCommand() *cobra.Command {
+func (a *commands) topCommand() *cobra.Command {
 	var o topOptions
 	c := &cobra.Command{
 		Use:   "top",
@@ -32,24 +33,24 @@ func (a *app) topCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case o.interval < 10*time.Millisecond:
-				return usagef("--interval %v: want at least 10ms", o.interval)
+				return ctl.Usagef("--interval %v: want at least 10ms", o.interval)
 			case o.count < 0:
-				return usagef("--count %d: want >= 0", o.count)
+				return ctl.Usagef("--count %d: want >= 0", o.count)
 			}
-			if err := checkTop(o.sessions); err != nil {
+			if err := ctl.CheckTop(o.sessions); err != nil {
 				return err
 			}
-			if !cmd.Flags().Changed("count") && !isTerminal(a.stdout) {
+			if !cmd.Flags().Changed("count") && !ctl.IsTerminal(a.Stdout) {
 				o.count = 1
 			}
-			return a.withBackend(func(b backend) error { return a.top(cmd.Context(), b, o) })
+			return a.WithBackend(func(b ctl.Backend) error { return a.top(cmd.Context(), b, o) })
 		},
 	}
 	f := c.Flags()
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two views")
 	f.IntVar(&o.count, "count", 0,
 		"how many views to show; 0: until interrupted, or one if stdout is no terminal")
-	topFlag(c, &o.sessions)
+	ctl.TopFlag(c, &o.sessions)
 	f.Lookup("top").Usage = "how many sessions to list"
 	return c
 }
@@ -69,7 +70,7 @@ type nodeLine struct {
 func nodeLines(before, st *dirpb.StatusReply, since time.Duration) []nodeLine {
 	nodes := slices.Clone(st.GetMap().GetNodes())
 	slices.SortFunc(nodes, func(x, y *dirpb.Node) int { return int(x.GetId()) - int(y.GetId()) })
-	return mapTo(nodes, func(n *dirpb.Node) nodeLine {
+	return ctl.MapTo(nodes, func(n *dirpb.Node) nodeLine {
 		l := nodeLine{Name: n.GetName(), State: overview.NodeState(n), Regions: regionsOn(st.GetMap(), n.GetId()),
 			Lent: n.GetCapacityBytes(),
 			Used: n.GetUsedBytes(), Conns: st.GetNodeStats()[n.GetId()].GetConnections()}
@@ -83,24 +84,24 @@ func nodeLines(before, st *dirpb.StatusReply, since time.Duration) []nodeLine {
 	})
 }
 
-func (a *app) top(ctx context.Context, b backend, o topOptions) error {
+func (a *commands) top(ctx context.Context, b ctl.Backend, o topOptions) error {
 	var before *dirpb.StatusReply
 	var asked time.Time
 	for n := 0; o.count == 0 || n < o.count; n++ {
-		if n > 0 && !pause(ctx, o.interval) {
+		if n > 0 && !ctl.Pause(ctx, o.interval) {
 			return nil
 		}
-		st, err := clusterView(ctx, b)
+		st, err := ctl.ClusterView(ctx, b)
 		if n > 0 && ctx.Err() != nil {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		now := a.now()
+		now := a.Now()
 		if err := a.printTop(st, nodeLines(before, st, now.Sub(asked)), n, o.sessions); err != nil {
 			return err
 		}
-		if err := a.flush(); err != nil {
+		if err := a.Flush(); err != nil {
 			return err
 		}
 		before, asked = st, now
@@ -109,7 +110,7 @@ func (a *app) top(ctx context.Context, b backend, o topOptions) error {
 }
 
 // printTop prints the view with number n, over the one before on a terminal.
-func (a *app) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int) error {
+func (a *commands) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int) error {
 	var sessions []*dirpb.SessionInfo
 	for _, s := range st.GetSessions() {
 		if s.GetLife() == dirpb.SessionLife_SESSION_LIVE {
@@ -120,51 +121,52 @@ func (a *app) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int) err
 	live := len(sessions)
 	sessions = sessions[:min(live, most)]
 	sums := overview.Sums(overview.Memories(st))
-	at := a.now().UTC().Format(time.RFC3339)
-	if a.json() {
-		listed := mapTo(sessions, func(s *dirpb.SessionInfo) map[string]any {
+	at := a.Now().UTC().Format(time.RFC3339)
+	if a.JSON() {
+		listed := ctl.MapTo(sessions, func(s *dirpb.SessionInfo) map[string]any {
 			return map[string]any{"id": s.GetId(), "client": s.GetClient(), "namespace": s.GetNamespace(),
 				"age_seconds": float64(s.GetAgeMillis()) / 1000}
 		})
-		return a.printJSON(map[string]any{"time": at, "verdict": overview.VerdictOf(st), "nodes": nodes,
-			"namespaces": mapTo(sums, jsonOf),
+		return a.PrintJSON(map[string]any{"time": at, "verdict": overview.VerdictOf(st), "nodes": nodes,
+			"namespaces": ctl.MapTo(sums, jsonOf),
 			"sessions":   live, "youngest_sessions": listed})
 	}
 	switch {
-	case isTerminal(a.stdout):
-		fmt.Fprint(a.stdout, "\x1b[H\x1b[J") // to the corner, and clear the rest
+	case ctl.IsTerminal(a.Stdout):
+		fmt.Fprint(a.Stdout, "\x1b[H\x1b[J") // to the corner, and clear the rest
 	case n > 0:
-		fmt.Fprintln(a.stdout)
+		fmt.Fprintln(a.Stdout)
 	}
 	why := at
 	if p := overview.Problems(st); len(p) > 0 {
 		why += fmt.Sprintf("; problems: %d, the first: %s", len(p), p[0].What)
 	}
-	fmt.Fprintf(a.stdout, "%s\n\n", a.verdictText(overview.VerdictOf(st), why))
-	a.printTable(row{"Memory node", "State", "Regions", "Lent", "In regions", "Connections", "CPU %"},
-		mapTo(nodes, func(l nodeLine) row {
+	fmt.Fprintf(a.Stdout, "%s\n\n", a.verdictText(overview.VerdictOf(st), why))
+	a.PrintTable(ctl.Row{"Memory node", "State", "Regions", "Lent", "In regions", "Connections", "CPU %"},
+		ctl.MapTo(nodes, func(l nodeLine) ctl.Row {
 			cpu := "-"
 			if l.CPU != nil {
 				cpu = fmt.Sprintf("%.1f", *l.CPU)
 			}
-			return row{l.Name, l.State, l.Regions, bytesText(l.Lent), bytesText(l.Used), l.Conns, cpu}
+			return ctl.Row{l.Name, l.State, l.Regions, ctl.BytesText(l.Lent), ctl.BytesText(l.Used), l.Conns, cpu}
 		}))
 	if len(sums) > 0 {
-		fmt.Fprintln(a.stdout)
-		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row {
-			return append(row{x.Namespace}, memoryRow(x)...)
+		fmt.Fprintln(a.Stdout)
+		a.PrintTable(append(ctl.Row{"Namespace"}, memoryHeader...), ctl.MapTo(sums, func(x *overview.Memory) ctl.Row {
+			return append(ctl.Row{x.Namespace}, memoryRow(x)...)
 		}))
 	}
 	if live == 0 {
 		return nil
 	}
-	fmt.Fprintln(a.stdout)
-	a.printTable(row{"Session", "Client", "Namespace", "Age"}, mapTo(sessions, func(s *dirpb.SessionInfo) row {
-		return row{s.GetId(), s.GetClient(), s.GetNamespace(),
-			(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second)}
-	}))
+	fmt.Fprintln(a.Stdout)
+	a.PrintTable(ctl.Row{"Session", "Client", "Namespace", "Age"}, ctl.MapTo(sessions,
+		func(s *dirpb.SessionInfo) ctl.Row {
+			return ctl.Row{s.GetId(), s.GetClient(), s.GetNamespace(),
+				(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second)}
+		}))
 	if live > len(sessions) {
-		fmt.Fprintf(a.stdout, " and %d more\n", live-len(sessions))
+		fmt.Fprintf(a.Stdout, " and %d more\n", live-len(sessions))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -31,8 +32,8 @@ func TestTopCPU(t *testing.T) {
 func TestTopClears(t *testing.T) {
 	for _, terminal := range []bool{true, false} {
 		var text bytes.Buffer
-		out := &output{Writer: bufio.NewWriter(&text), terminal: terminal}
-		a := newProgram(strings.NewReader(""), out, &bytes.Buffer{})
+		out := &ctl.Output{Writer: bufio.NewWriter(&text), Terminal: terminal}
+		a := &commands{ctl.New(strings.NewReader(""), out, &bytes.Buffer{})}
 		t.Setenv("NO_COLOR", "1")
 		for n := range 2 {
 			if err := a.printTop(&dirpb.StatusReply{}, nil, n, 10); err != nil {

@@ -20,28 +20,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/patient"
-	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Bounds of import and export. Each worker holds one batch, so memory stays
-// below treeWorkers times (batchBytes plus one value of the largest size).
+// below treeWorkers times (ctl.BatchBytes plus one value of the largest size).
 const (
 	treeWorkers = 4
 	// exportKeys bounds a batch whose values' lengths are not known in advance.
 	exportKeys = 32
 )
 
-// Bounds of the keys and of the bytes that one call to the store moves.
-const (
-	batchKeys  = 128
-	batchBytes = 8 << 20
-)
-
-func (a *app) importCommand() *cobra.Command {
+func (a *commands) importCommand() *cobra.Command {
 	var prefix string
-	c := changes(&cobra.Command{
+	c := ctl.Changes(&cobra.Command{
 		Use:   "import DIR",
 		Short: "Store every file below a folder",
 		Long: "Store every regular file below DIR; its key is the prefix and the path relative\n" +
@@ -49,7 +43,7 @@ func (a *app) importCommand() *cobra.Command {
 			"out; existing keys are overwritten.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := a.prefix(prefix)
+			p, err := a.Prefix(prefix)
 			if err != nil {
 				return err
 			}
@@ -60,7 +54,7 @@ func (a *app) importCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) exportCommand() *cobra.Command {
+func (a *commands) exportCommand() *cobra.Command {
 	var prefix string
 	var overwrite bool
 	c := &cobra.Command{
@@ -72,7 +66,7 @@ func (a *app) exportCommand() *cobra.Command {
 			"and counted; then the exit status is 1.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := a.prefix(prefix)
+			p, err := a.Prefix(prefix)
 			if err != nil {
 				return err
 			}
@@ -96,23 +90,23 @@ type treeReport struct {
 
 // tree counts while workers run.
 type tree struct {
-	a                              *app
+	a                              *commands
 	verb                           string
 	start                          time.Time
-	bar                            *bar
+	bar                            *ctl.Bar
 	files, bytes, skipped, refused atomic.Int64
 	damaged                        atomic.Bool
 	warn                           sync.Mutex
 }
 
-func (a *app) newTree(verb, unit string, files func() int64) *tree {
-	return &tree{a: a, verb: verb, start: time.Now(), bar: a.bar(verb, unit, files)}
+func (a *commands) newTree(verb, unit string, files func() int64) *tree {
+	return &tree{a: a, verb: verb, start: time.Now(), bar: a.Bar(verb, unit, files)}
 }
 
 func (t *tree) done(n int) {
 	t.files.Add(1)
 	t.bytes.Add(int64(n))
-	t.bar.step(1)
+	t.bar.Step(1)
 }
 
 // refuse reports a key or file that is left out; only the first ones by name.
@@ -121,9 +115,9 @@ func (t *tree) refuse(format string, args ...any) {
 	if n := t.refused.Add(1); n <= named {
 		t.warn.Lock()
 		defer t.warn.Unlock()
-		t.a.say("kvctl %s: "+format, append([]any{t.verb}, args...)...)
+		t.a.Say("kvctl %s: "+format, append([]any{t.verb}, args...)...)
 		if n == named {
-			t.a.say("kvctl %s: further ones are only counted", t.verb)
+			t.a.Say("kvctl %s: further ones are only counted", t.verb)
 		}
 	}
 }
@@ -135,61 +129,30 @@ func (t *tree) damage(err error) {
 }
 
 func (t *tree) finish(err error) error {
-	t.bar.end()
+	t.bar.End()
 	r := treeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
 		Seconds: time.Since(t.start).Seconds()}
 	if err != nil {
-		return partly(r.Files > 0, err, "after %d files (%s)", r.Files, bytesText(r.Bytes))
+		return ctl.Partly(r.Files > 0, err, "after %d files (%s)", r.Files, ctl.BytesText(r.Bytes))
 	}
-	if t.a.json() {
-		err = t.a.printJSON(r)
+	if t.a.JSON() {
+		err = t.a.PrintJSON(r)
 	} else {
-		t.a.printTable(row{"Files", "Bytes", "Skipped", "Refused", "Seconds", "Files/s", "MiB/s"},
-			[]row{{r.Files, r.Bytes, r.Skipped, r.Refused, fmt.Sprintf("%.3f", r.Seconds),
+		t.a.PrintTable(ctl.Row{"Files", "Bytes", "Skipped", "Refused", "Seconds", "Files/s", "MiB/s"},
+			[]ctl.Row{{r.Files, r.Bytes, r.Skipped, r.Refused, fmt.Sprintf("%.3f", r.Seconds),
 				fmt.Sprintf("%.0f", float64(r.Files)/r.Seconds),
 				fmt.Sprintf("%.1f", float64(r.Bytes)/r.Seconds/(1<<20))}})
 	}
 	switch {
 	case err == nil && t.damaged.Load():
-		return fail(exitOther)
+		return ctl.Fail(ctl.ExitOther)
 	case err == nil && r.Refused > 0:
-		return fail(exitNo)
+		return ctl.Fail(ctl.ExitNo)
 	}
 	return err
 }
 
-// crew runs treeWorkers goroutines over a channel; the first error ends all.
-type crew struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
-}
-
-func newCrew(ctx context.Context) *crew {
-	c := &crew{}
-	c.ctx, c.cancel = context.WithCancelCause(ctx)
-	return c
-}
-
-func (c *crew) run(n int, fn func(context.Context) error) {
-	for range n {
-		c.wg.Go(func() {
-			if err := fn(c.ctx); err != nil {
-				c.cancel(err)
-			}
-		})
-	}
-}
-
-// wait returns the first error.
-func (c *crew) wait() error {
-	c.wg.Wait()
-	err := context.Cause(c.ctx)
-	c.cancel(nil)
-	return err
-}
-
-func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
+func (a *commands) importTree(ctx context.Context, dir string, prefix []byte) error {
 	// WalkDir does not follow a link, not even its root.
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -200,16 +163,16 @@ func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
 		return err
 	}
 	defer root.Close()
-	return a.with(ctx, sessionOptions{}, func(s store) error {
+	return a.With(ctx, ctl.SessionOptions{}, func(s ctl.Store) error {
 		t := a.newTree("import", "files", func() int64 { return countFiles(real) })
-		paths := make(chan string, 4*batchKeys)
-		c := newCrew(ctx)
-		c.run(1, func(ctx context.Context) error {
+		paths := make(chan string, 4*ctl.BatchKeys)
+		c := ctl.NewCrew(ctx)
+		c.Run(1, func(ctx context.Context) error {
 			defer close(paths)
 			return t.walk(ctx, real, paths)
 		})
-		c.run(treeWorkers, func(ctx context.Context) error { return t.store(ctx, s, root, prefix, paths) })
-		return t.finish(c.wait())
+		c.Run(treeWorkers, func(ctx context.Context) error { return t.store(ctx, s, root, prefix, paths) })
+		return t.finish(c.Wait())
 	})
 }
 
@@ -249,7 +212,7 @@ func (t *tree) walk(ctx context.Context, dir string, paths chan<- string) error 
 }
 
 // store puts the files that come over paths, a batch at a time.
-func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte, paths <-chan string) error {
+func (t *tree) store(ctx context.Context, s ctl.Store, root *os.Root, prefix []byte, paths <-chan string) error {
 	var batch []client.KV
 	size := 0
 	flush := func() error {
@@ -263,28 +226,28 @@ func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte,
 			return fmt.Errorf("%q: key of %d bytes, at most %d: nothing of the file was stored", p, len(key),
 				client.MaxKeyLen)
 		}
-		f, n, err := openFile(p, root.OpenFile)
+		f, n, err := ctl.OpenFile(p, root.OpenFile)
 		if err != nil {
 			return err
 		}
-		if n > batchBytes {
+		if n > ctl.BatchBytes {
 			err := errors.Join(flush(), t.putFile(ctx, s, key, f, n), f.Close())
 			if err != nil {
 				return err
 			}
 			continue
 		}
-		v, err := readFile(f, p, n)
+		v, err := ctl.ReadFile(f, p, n)
 		if err = errors.Join(err, f.Close()); err != nil {
 			return err
 		}
-		if size > 0 && size+len(v) > batchBytes {
+		if size > 0 && size+len(v) > ctl.BatchBytes {
 			if err := flush(); err != nil {
 				return err
 			}
 		}
 		batch = append(batch, client.KV{Key: key, Value: v})
-		if size += len(v); size >= batchBytes || len(batch) == batchKeys {
+		if size += len(v); size >= ctl.BatchBytes || len(batch) == ctl.BatchKeys {
 			if err := flush(); err != nil {
 				return err
 			}
@@ -296,60 +259,24 @@ func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte,
 	return flush()
 }
 
-// openFile opens a regular file of at most MaxValueLen bytes, and says how many there are.
-func openFile(p string, open func(string, int, os.FileMode) (*os.File, error)) (*os.File, int64, error) {
-	// Not to hang on a pipe that has taken the file's place.
-	f, err := open(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, 0, err
-	}
-	st, err := f.Stat()
-	switch {
-	case err != nil:
-	case !st.Mode().IsRegular():
-		err = fmt.Errorf("%q: not a regular file", p)
-	case st.Size() > client.MaxValueLen:
-		err = tooLong(p, st.Size())
-	default:
-		return f, st.Size(), nil
-	}
-	return nil, 0, errors.Join(err, f.Close())
-}
-
-// readFile reads f, which was named p and had size bytes.
-func readFile(f io.Reader, p string, size int64) ([]byte, error) {
-	b := bytes.NewBuffer(make([]byte, 0, size+1))
-	if n, err := b.ReadFrom(io.LimitReader(f, client.MaxValueLen+1)); err != nil {
-		return nil, fmt.Errorf("%q: %w", p, err)
-	} else if n > client.MaxValueLen {
-		return nil, tooLong(p, n)
-	}
-	return b.Bytes(), nil
-}
-
 // putFile puts a file of size bytes, which is read a little at a time.
-func (t *tree) putFile(ctx context.Context, s store, key []byte, f *os.File, size int64) error {
+func (t *tree) putFile(ctx context.Context, s ctl.Store, key []byte, f *os.File, size int64) error {
 	err := patient.Do(ctx, func() error {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		_, err := putFile(ctx, s, key, f, size, client.PutOptions{})
+		_, err := ctl.PutFile(ctx, s, key, f, size, client.PutOptions{})
 		return err
 	})
 	if err != nil {
-		return t.a.about(key, err)
+		return t.a.About(key, err)
 	}
 	t.done(int(size))
 	return nil
 }
 
-func tooLong(p string, n int64) error {
-	return fmt.Errorf("%q: file of %s, at most %s fit in a value: nothing of it was stored", p, units.Bytes(n),
-		units.Bytes(client.MaxValueLen))
-}
-
 // putAll puts every pair, again those that the store could not serve.
-func (t *tree) putAll(ctx context.Context, s store, pairs []client.KV) error {
+func (t *tree) putAll(ctx context.Context, s ctl.Store, pairs []client.KV) error {
 	for len(pairs) > 0 {
 		err := patient.Do(ctx, func() error {
 			var again []client.KV
@@ -361,7 +288,7 @@ func (t *tree) putAll(ctx context.Context, s store, pairs []client.KV) error {
 				}
 				again = append(again, pairs[i])
 				if first == nil {
-					first = t.a.about(pairs[i].Key, r.Err)
+					first = t.a.About(pairs[i].Key, r.Err)
 				}
 			}
 			pairs = again
@@ -374,7 +301,7 @@ func (t *tree) putAll(ctx context.Context, s store, pairs []client.KV) error {
 	return nil
 }
 
-func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwrite bool) error {
+func (a *commands) exportTree(ctx context.Context, dir string, prefix []byte, overwrite bool) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
@@ -391,23 +318,23 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 		names, err := d.Readdirnames(1)
 		_ = d.Close()
 		if err == nil {
-			return usagef("%s: holds %q already; want an empty folder, or --overwrite", dir, names[0])
+			return ctl.Usagef("%s: holds %q already; want an empty folder, or --overwrite", dir, names[0])
 		} else if !errors.Is(err, io.EOF) {
 			return err
 		}
 	}
-	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
+	return a.With(ctx, ctl.SessionOptions{ReadOnly: true}, func(s ctl.Store) error {
 		t := a.newTree("export", "files", func() int64 { return -1 })
 		keys := make(chan []byte, 4*exportKeys)
-		c := newCrew(ctx)
-		c.run(1, func(ctx context.Context) error {
+		c := ctl.NewCrew(ctx)
+		c.Run(1, func(ctx context.Context) error {
 			defer close(keys)
 			// A scan may give a key twice whose shard moves meanwhile; its file is written once.
 			seen := make(map[string]struct{})
-			err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")},
+			err := patient.Keys(ctx, s, client.ScanOptions{KeysOnly: true, Match: ctl.Matcher(prefix, "")},
 				func(kv client.KV) (bool, error) {
 					if err := safePath(string(kv.Key[len(prefix):])); err != nil {
-						t.refuse("key %s: %v", a.showKey(kv.Key), err)
+						t.refuse("key %s: %v", a.ShowKey(kv.Key), err)
 						return true, nil
 					}
 					if _, ok := seen[string(kv.Key)]; ok {
@@ -428,8 +355,8 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 			return err
 		})
 		made := &folders{seen: map[string]bool{".": true}}
-		c.run(treeWorkers, func(ctx context.Context) error { return t.fetch(ctx, s, root, made, len(prefix), keys) })
-		return t.finish(c.wait())
+		c.Run(treeWorkers, func(ctx context.Context) error { return t.fetch(ctx, s, root, made, len(prefix), keys) })
+		return t.finish(c.Wait())
 	})
 }
 
@@ -450,14 +377,14 @@ func safePath(p string) error {
 
 // fetch gets the keys that come over the channel, and writes their files. It
 // learns from the values so far how many keys to ask for at once.
-func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int,
+func (t *tree) fetch(ctx context.Context, s ctl.Store, root *os.Root, made *folders, prefixLen int,
 	keys <-chan []byte) error {
 	want := 1
 	var batch [][]byte
 	flush := func() error {
 		most, err := t.getAll(ctx, s, root, made, prefixLen, batch)
 		batch = batch[:0]
-		want = min(max(batchBytes/max(most, 1), 1), 2*want, exportKeys)
+		want = min(max(ctl.BatchBytes/max(most, 1), 1), 2*want, exportKeys)
 		return err
 	}
 	for k := range keys {
@@ -476,16 +403,16 @@ func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders,
 
 // getAll fetches keys and writes their files; it returns the longest value's
 // length.
-func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys [][]byte) (
+func (t *tree) getAll(ctx context.Context, s ctl.Store, root *os.Root, made *folders, prefixLen int, keys [][]byte) (
 	most int, err error) {
 	for len(keys) > 0 {
 		err := patient.Do(ctx, func() error {
 			var again [][]byte
 			var first error
-			for i, r := range s.MultiGet(inside.LimitMemory(ctx, longValue), keys) {
+			for i, r := range s.MultiGet(inside.LimitMemory(ctx, ctl.LongValue), keys) {
 				p := filepath.FromSlash(string(keys[i][prefixLen:]))
 				if large := (*inside.TooLargeError)(nil); errors.As(r.Err, &large) {
-					most = max(most, longValue)
+					most = max(most, ctl.LongValue)
 					var stop error
 					if r.Err, stop = t.stream(ctx, s, root, made, p, keys[i]); stop != nil {
 						return stop
@@ -505,13 +432,13 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 					t.skipped.Add(1)
 				case errors.Is(r.Err, client.ErrWrongType):
 					t.refuse("key %s: refused: a collection, which no file can be: kvctl scan --long -o json keeps "+
-						"it, and kvctl mirror copies it to another store", t.a.showKey(keys[i]))
+						"it, and kvctl mirror copies it to another store", t.a.ShowKey(keys[i]))
 				case errors.Is(r.Err, client.ErrCorrupt):
-					t.damage(t.a.about(keys[i], r.Err))
+					t.damage(t.a.About(keys[i], r.Err))
 				default:
 					again = append(again, keys[i])
 					if first == nil {
-						first = t.a.about(keys[i], r.Err)
+						first = t.a.About(keys[i], r.Err)
 					}
 				}
 			}
@@ -527,7 +454,7 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 
 // stream writes the file of a long value, which it reads by parts, all of one version. failed is what the key answers,
 // stop what ends the export.
-func (t *tree) stream(ctx context.Context, s store, root *os.Root, made *folders, p string, key []byte) (failed,
+func (t *tree) stream(ctx context.Context, s ctl.Store, root *os.Root, made *folders, p string, key []byte) (failed,
 	stop error) {
 	for {
 		v, err := s.Open(ctx, key)
@@ -576,7 +503,7 @@ func (t *tree) write(root *os.Root, made *folders, p string, fill func(w io.Writ
 	for _, e := range []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENAMETOOLONG, syscall.EINVAL,
 		syscall.EILSEQ} {
 		if errors.Is(err, e) {
-			t.refuse("key %s: cannot be a file here: %v", t.a.showKey([]byte(p)), e)
+			t.refuse("key %s: cannot be a file here: %v", t.a.ShowKey([]byte(p)), e)
 			return nil
 		}
 	}

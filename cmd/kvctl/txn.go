@@ -8,9 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
-func (a *app) txnCommand() *cobra.Command {
+func (a *commands) txnCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "txn {put KEY VALUE|- | del KEY | require KEY VERSION|present|absent}...",
 		Short: "Put, delete and require keys in one step: all of it happens, or nothing",
@@ -27,11 +28,11 @@ func (a *app) txnCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1}, func(s ctl.Store) error {
 				if err := s.MultiCAS(cmd.Context(), ops); err != nil {
 					for i := range ops {
 						if o := &ops[i]; o.Err != nil {
-							return a.about(o.Key, o.Err)
+							return a.About(o.Key, o.Err)
 						}
 					}
 					return err
@@ -43,7 +44,7 @@ func (a *app) txnCommand() *cobra.Command {
 }
 
 // txnOps reads the steps of a transaction. A key has one Op, which says what is required and what is done.
-func (a *app) txnOps(ctx context.Context, args []string) ([]client.Op, error) {
+func (a *commands) txnOps(ctx context.Context, args []string) ([]client.Op, error) {
 	type asked struct{ at, requires, writes int }
 	seen := map[string]*asked{}
 	var ops []client.Op
@@ -55,12 +56,12 @@ func (a *app) txnOps(ctx context.Context, args []string) ([]client.Op, error) {
 		case "del":
 			n = 2
 		default:
-			return nil, usagef("%q: want put KEY VALUE, del KEY or require KEY VERSION", verb)
+			return nil, ctl.Usagef("%q: want put KEY VALUE, del KEY or require KEY VERSION", verb)
 		}
 		if len(args) < n {
-			return nil, usagef("%s: want %d words behind it, not %d", verb, n-1, len(args)-1)
+			return nil, ctl.Usagef("%s: want %d words behind it, not %d", verb, n-1, len(args)-1)
 		}
-		k, err := a.key(args[1])
+		k, err := a.Key(args[1])
 		if err != nil {
 			return nil, err
 		}
@@ -80,7 +81,7 @@ func (a *app) txnOps(ctx context.Context, args []string) ([]client.Op, error) {
 		}
 		if verb == "put" {
 			if args[2] == "-" && input {
-				return nil, usagef("put: want one value from stdin")
+				return nil, ctl.Usagef("put: want one value from stdin")
 			}
 			input = input || args[2] == "-"
 			o.Kind = client.OpPut
@@ -90,7 +91,7 @@ func (a *app) txnOps(ctx context.Context, args []string) ([]client.Op, error) {
 			return nil, err
 		}
 		if x.requires > 1 || x.writes > 1 {
-			return nil, usagef("%s: want one requirement and one put or del for a key", a.showKey(k))
+			return nil, ctl.Usagef("%s: want one requirement and one put or del for a key", a.ShowKey(k))
 		}
 		args = args[n:]
 	}
@@ -107,25 +108,25 @@ func require(o *client.Op, want string) (err error) {
 	default:
 		o.Cond = client.IfVersion
 		if o.Version, err = strconv.ParseUint(want, 0, 64); err != nil {
-			return usagef("version %q: want a number, present or absent", want)
+			return ctl.Usagef("version %q: want a number, present or absent", want)
 		}
 	}
 	return nil
 }
 
 // printTxn shows what keys have become.
-func (a *app) printTxn(ops []client.Op) error {
-	var rows []row
+func (a *commands) printTxn(ops []client.Op) error {
+	var rows []ctl.Row
 	for i := range ops {
 		o := &ops[i]
 		found := o.Item.Version != 0
-		if a.json() {
+		if a.JSON() {
 			m := map[string]any{"found": found}
-			a.setKey(m, "key", o.Key)
+			a.SetKey(m, "key", o.Key)
 			if found {
 				m["version"] = versionText(o.Item.Version)
 			}
-			if err := a.printJSON(m); err != nil {
+			if err := a.PrintJSON(m); err != nil {
 				return err
 			}
 			continue
@@ -134,10 +135,10 @@ func (a *app) printTxn(ops []client.Op) error {
 		if found {
 			version = fmt.Sprint(o.Item.Version)
 		}
-		rows = append(rows, row{a.show(o.Key), version})
+		rows = append(rows, ctl.Row{a.Show(o.Key), version})
 	}
-	if !a.json() {
-		a.printTable(row{"Key", "Version"}, rows)
+	if !a.JSON() {
+		a.PrintTable(ctl.Row{"Key", "Version"}, rows)
 	}
 	return nil
 }

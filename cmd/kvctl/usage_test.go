@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
 // Every command has an example, each of whose lines runs that command with flags and arguments that it takes.
@@ -77,7 +78,7 @@ func TestNearFlags(t *testing.T) {
 	} {
 		var errs bytes.Buffer
 		a := newProgram(strings.NewReader(""), &bytes.Buffer{}, &errs)
-		if code := a.run(t.Context(), strings.Fields(line)); code != exitUsage || errs.String() != want+"\n" {
+		if code := a.run(t.Context(), strings.Fields(line)); code != ctl.ExitUsage || errs.String() != want+"\n" {
 			t.Errorf("kvctl %s: status %d, %q, want %q", line, code, &errs, want)
 		}
 	}

@@ -6,19 +6,20 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // colored reports whether stdout takes colours and symbols: a terminal that is not dumb, and whose user did not
 // set NO_COLOR (https://no-color.org).
-func (a *app) colored() bool {
-	return isTerminal(a.stdout) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+func (a *commands) colored() bool {
+	return ctl.IsTerminal(a.Stdout) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
 // verdictText is v and its reason as one line; on a terminal with a symbol, coloured.
-func (a *app) verdictText(v overview.Verdict, why string) string {
-	text := visible(fmt.Sprintf("%s: %s", v, why))
+func (a *commands) verdictText(v overview.Verdict, why string) string {
+	text := ctl.Visible(fmt.Sprintf("%s: %s", v, why))
 	if !a.colored() {
 		return text
 	}
@@ -33,7 +34,7 @@ func (a *app) verdictText(v overview.Verdict, why string) string {
 }
 
 // printVerdict prints how the store is, and what is wrong with it.
-func (a *app) printVerdict(st *dirpb.StatusReply) {
+func (a *commands) printVerdict(st *dirpb.StatusReply) {
 	problems := overview.Problems(st)
 	why := "no problem is known"
 	switch n := len(problems); {
@@ -42,11 +43,11 @@ func (a *app) printVerdict(st *dirpb.StatusReply) {
 	case n > 1:
 		why = fmt.Sprintf("%d problems", n)
 	}
-	fmt.Fprintln(a.stdout, a.verdictText(overview.VerdictOf(st), why))
+	fmt.Fprintln(a.Stdout, a.verdictText(overview.VerdictOf(st), why))
 	for _, p := range problems {
-		fmt.Fprintf(a.stdout, "\n problem: %s\n    -> %s\n", visible(p.What), visible(p.Mend))
+		fmt.Fprintf(a.Stdout, "\n problem: %s\n    -> %s\n", ctl.Visible(p.What), ctl.Visible(p.Mend))
 	}
-	fmt.Fprintln(a.stdout)
+	fmt.Fprintln(a.Stdout)
 }
 
 const statusHelp = `Show how the store is, what is wrong and what mends it, and its state: its parts, the
@@ -63,14 +64,14 @@ color, unless NO_COLOR is set.
 
 `
 
-func (a *app) statusCommand() *cobra.Command {
+func (a *commands) statusCommand() *cobra.Command {
 	var check, all bool
-	c := explained(a.viewCommand("status", "Show the state of the store at a glance",
+	c := ctl.Explained(a.ViewCommand("status", "Show the state of the store at a glance",
 		func(st *dirpb.StatusReply) error {
 			if err := a.printStatus(st, all); err != nil || !check || overview.VerdictOf(st) == overview.Healthy {
 				return err
 			}
-			return fail(exitNo)
+			return ctl.Fail(ctl.ExitNo)
 		}), statusHelp+memoryHelp)
 	c.Flags().BoolVar(&check, "check", false, "exit status 1 unless the verdict is healthy")
 	c.Flags().BoolVar(&all, "all", false, "every placement group, namespace and job, also where there are more than "+

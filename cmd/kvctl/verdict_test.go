@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
@@ -26,8 +27,8 @@ func TestVerdictColors(t *testing.T) {
 	} {
 		t.Setenv("NO_COLOR", c.noColor)
 		t.Setenv("TERM", c.term)
-		out := &output{Writer: bufio.NewWriter(&bytes.Buffer{}), terminal: c.terminal}
-		a := newProgram(strings.NewReader(""), out, &bytes.Buffer{})
+		out := &ctl.Output{Writer: bufio.NewWriter(&bytes.Buffer{}), Terminal: c.terminal}
+		a := &commands{ctl.New(strings.NewReader(""), out, &bytes.Buffer{})}
 		if got := a.verdictText(c.verdict, "a\tb"); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -26,16 +27,16 @@ func TestForeignText(t *testing.T) {
 		Jobs:      []*dirpb.Job{{Id: 1, PgId: 1, Reason: evil, Trouble: evil}},
 	}
 	var out, errs bytes.Buffer
-	a := newProgram(strings.NewReader(""), &out, &errs)
+	a := &commands{ctl.New(strings.NewReader(""), &out, &errs)}
 	for name, print := range map[string]func() error{
 		"nodes":  func() error { return a.printNodes(st) },
 		"stats":  func() error { return a.printStats(st) },
 		"status": func() error { return a.printStatus(st, true) },
 		"jobs":   func() error { return a.printJobs(st) },
-		"say":    func() error { a.say("kvctl: %s", strings.ReplaceAll(evil, "\n", "")); return nil },
-		"error":  func() error { a.say("%s", oneLine(evil)); return nil },
+		"say":    func() error { a.Say("kvctl: %s", strings.ReplaceAll(evil, "\n", "")); return nil },
+		"error":  func() error { a.Say("%s", ctl.OneLine(evil)); return nil },
 		"troubles": func() error {
-			a.say("%s", troubles(st))
+			a.Say("%s", ctl.Troubles(st))
 			return nil
 		},
 	} {
@@ -60,7 +61,7 @@ func TestForeignText(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{"": "", "Zürich ✓ 1": "Zürich ✓ 1", "a\xffb": `a\xffb`, "\t": `\t`} {
-		if got := visible(in); got != want {
+		if got := ctl.Visible(in); got != want {
 			t.Errorf("visible(%q) = %q, want %q", in, got, want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -27,23 +28,24 @@ type walker struct {
 	ctx context.Context
 	m   *dirpb.Map
 	ns  *dirpb.Namespace
-	bar *bar
+	bar *ctl.Bar
 }
 
 // inside opens a session that looks into memory, and finds the namespace in what the directory says. The
 // default one comes into being with its first session.
-func (a *app) inside(ctx context.Context, fn func(backend, store, *dirpb.StatusReply, *dirpb.Namespace) error) error {
-	return a.withBackend(func(b backend) error {
-		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+func (a *commands) inside(ctx context.Context, fn func(ctl.Backend, ctl.Store, *dirpb.StatusReply,
+	*dirpb.Namespace) error) error {
+	return a.WithBackend(func(b ctl.Backend) error {
+		s, err := b.Open(ctx, ctl.SessionOptions{Lanes: 1, ReadOnly: true})
 		if err != nil {
 			return err
 		}
-		defer a.closed("session", s.Close)
-		st, err := clusterStatus(ctx, b)
+		defer a.Closed("session", s.Close)
+		st, err := ctl.ClusterStatus(ctx, b)
 		if err != nil {
 			return err
 		}
-		ns, err := a.ownNamespace(st.GetMap())
+		ns, err := a.OwnNamespace(st.GetMap())
 		if err != nil {
 			return err
 		}
@@ -52,22 +54,24 @@ func (a *app) inside(ctx context.Context, fn func(backend, store, *dirpb.StatusR
 }
 
 // walk runs fn with a walker of the namespace and what the directory says.
-func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
-	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+func (a *commands) walk(ctx context.Context, what string, fn func(*walker) error) error {
+	return a.inside(ctx, func(b ctl.Backend, s ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		w := &walker{raw: raw{b, s}, ctx: ctx, m: st.GetMap(), ns: ns}
-		w.bar = a.bar(what, "", func() int64 { return check.Segments(w.m, w.ns.GetId()) })
-		defer w.bar.end()
+		w.bar = a.Bar(what, "", func() int64 { return check.Segments(w.m, w.ns.GetId()) })
+		defer w.bar.End()
 		return fn(w)
 	})
 }
 
 // raw is a store as package check reaches it: it is patient.
 type raw struct {
-	b backend
-	s store
+	b ctl.Backend
+	s ctl.Store
 }
 
-func (r raw) Status(ctx context.Context) (*dirpb.StatusReply, error) { return clusterStatus(ctx, r.b) }
+func (r raw) Status(ctx context.Context) (*dirpb.StatusReply, error) {
+	return ctl.ClusterStatus(ctx, r.b)
+}
 
 func (r raw) Read(ctx context.Context, pg uint32, copy int, off uint64, n int) (b []byte, err error) {
 	err = patient.Do(ctx, func() (err error) {
@@ -117,7 +121,7 @@ func (w *walker) each(fn func(*part) error) error {
 			if err := fn(&at); err != nil {
 				return err
 			}
-			w.bar.step(len(x.Copies[0]) / layout.SegmentSize)
+			w.bar.Step(len(x.Copies[0]) / layout.SegmentSize)
 			return nil
 		})
 		if err != nil {
@@ -145,19 +149,7 @@ func (t *top[T]) add(v T) {
 	t.items = t.items[:min(len(t.items), t.n)]
 }
 
-// maxTop bounds what bigkeys and hotkeys list.
-const maxTop = 10_000
-
-func topFlag(c *cobra.Command, n *int) { c.Flags().IntVar(n, "top", 10, "how many keys to list") }
-
-func checkTop(n int) error {
-	if n < 1 || n > maxTop {
-		return usagef("--top %d: want 1 to %d", n, maxTop)
-	}
-	return nil
-}
-
-func (a *app) bigkeysCommand() *cobra.Command {
+func (a *commands) bigkeysCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
 		Use:   "bigkeys",
@@ -168,13 +160,13 @@ func (a *app) bigkeysCommand() *cobra.Command {
 			"were looked at are only counted.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkTop(n); err != nil {
+			if err := ctl.CheckTop(n); err != nil {
 				return err
 			}
 			return a.bigkeys(cmd.Context(), n)
 		},
 	}
-	topFlag(c, &n)
+	ctl.TopFlag(c, &n)
 	return c
 }
 
@@ -194,7 +186,7 @@ type sizeClass struct {
 // headBytes are read of every record: a key of any length, and a manifest.
 const headBytes = layout.RecordHeaderSize + client.MaxKeyLen + 1<<10
 
-func (a *app) bigkeys(ctx context.Context, n int) error {
+func (a *commands) bigkeys(ctx context.Context, n int) error {
 	largest := top[bigKey]{n: n, less: func(a, b bigKey) int { return cmp.Compare(a.bytes, b.bytes) }}
 	var classes [65]sizeClass
 	var keys, total, changed uint64
@@ -222,41 +214,41 @@ func (a *app) bigkeys(ctx context.Context, n int) error {
 			used = append(used, c)
 		}
 	}
-	if a.json() {
+	if a.JSON() {
 		list := make([]map[string]any, len(largest.items))
 		for i, k := range largest.items {
 			list[i] = map[string]any{"bytes": k.bytes, "value_bytes": k.value}
-			a.setKey(list[i], "key", k.key)
+			a.SetKey(list[i], "key", k.key)
 		}
-		return a.printJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list,
+		return a.PrintJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list,
 			"sizes": used})
 	}
-	a.printTable(row{"Key", "Bytes", "Of value"}, mapTo(largest.items, func(k bigKey) row {
-		return row{a.showShort(k.key), k.bytes, k.value}
+	a.PrintTable(ctl.Row{"Key", "Bytes", "Of value"}, ctl.MapTo(largest.items, func(k bigKey) ctl.Row {
+		return ctl.Row{a.showShort(k.key), k.bytes, k.value}
 	}))
-	fmt.Fprintln(a.stdout)
+	fmt.Fprintln(a.Stdout)
 	var most uint64
 	for _, c := range used {
 		most = max(most, c.Keys)
 	}
-	a.printTable(row{"Up to", "Keys", "Bytes", "% of bytes", ""}, mapTo(used, func(c sizeClass) row {
-		return row{bytesText(c.UpTo), c.Keys, c.Bytes, percent(c.Bytes, total),
+	a.PrintTable(ctl.Row{"Up to", "Keys", "Bytes", "% of bytes", ""}, ctl.MapTo(used, func(c sizeClass) ctl.Row {
+		return ctl.Row{ctl.BytesText(c.UpTo), c.Keys, c.Bytes, ctl.Percent(c.Bytes, total),
 			strings.Repeat("█", int((c.Keys*40+most-1)/most))}
 	}))
-	fmt.Fprintf(a.stdout, "\n%d keys, %s", keys, bytesText(total))
+	fmt.Fprintf(a.Stdout, "\n%d keys, %s", keys, ctl.BytesText(total))
 	if changed > 0 {
-		fmt.Fprintf(a.stdout, "; %d changed meanwhile", changed)
+		fmt.Fprintf(a.Stdout, "; %d changed meanwhile", changed)
 	}
-	fmt.Fprintln(a.stdout)
+	fmt.Fprintln(a.Stdout)
 	return nil
 }
 
 // showShort is show for a cell of a table.
-func (a *app) showShort(k []byte) string {
+func (a *commands) showShort(k []byte) string {
 	if len(k) > 64 {
-		return a.showKey(k)
+		return a.ShowKey(k)
 	}
-	return a.show(k)
+	return a.Show(k)
 }
 
 // measureAll calls found with every record of the part, and changed with each slot that does not name one any more.
@@ -317,7 +309,7 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	return k, true
 }
 
-func (a *app) hotkeysCommand() *cobra.Command {
+func (a *commands) hotkeysCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
 		Use:   "hotkeys",
@@ -330,13 +322,13 @@ func (a *app) hotkeysCommand() *cobra.Command {
 			"its own uses: a gateway with hot-keys shows them on its page, a program asks Client.HotKeys.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkTop(n); err != nil {
+			if err := ctl.CheckTop(n); err != nil {
 				return err
 			}
 			return a.hotkeys(cmd.Context(), n)
 		},
 	}
-	topFlag(c, &n)
+	ctl.TopFlag(c, &n)
 	return c
 }
 
@@ -348,18 +340,18 @@ type hotKey struct {
 	slot  check.Slot
 }
 
-func (a *app) hotkeys(ctx context.Context, n int) error {
+func (a *commands) hotkeys(ctx context.Context, n int) error {
 	var keys, known uint64
 	// More than are asked for, since some may be gone when they are looked at.
 	hot := top[hotKey]{n: n + n/2 + 8, less: func(a, b hotKey) int {
 		return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(b.idle, a.idle))
 	}}
-	now := uint64(a.now().UnixMilli())
+	now := uint64(a.Now().UnixMilli())
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
-			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode "+
+			return ctl.Usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode "+
 				"cache. Ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
-				w.ns.GetName(), short(w.ns.GetMode()))
+				w.ns.GetName(), ctl.Short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {
 			slots := p.slots()
@@ -392,18 +384,18 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	if a.json() {
+	if a.JSON() {
 		list := make([]map[string]any, len(hot.items))
 		for i, k := range hot.items {
 			list[i] = map[string]any{"count": k.count, "idle_seconds": k.idle.Seconds()}
-			a.setKey(list[i], "key", k.key)
+			a.SetKey(list[i], "key", k.key)
 		}
-		return a.printJSON(map[string]any{"keys": keys, "known": known, "hottest": list})
+		return a.PrintJSON(map[string]any{"keys": keys, "known": known, "hottest": list})
 	}
-	a.printTable(row{"Key", "Count", "Idle"}, mapTo(hot.items, func(k hotKey) row {
-		return row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)}
+	a.PrintTable(ctl.Row{"Key", "Count", "Idle"}, ctl.MapTo(hot.items, func(k hotKey) ctl.Row {
+		return ctl.Row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)}
 	}))
-	fmt.Fprintf(a.stdout, "\n%d keys, the use of %d of them is known\n", keys, known)
+	fmt.Fprintf(a.Stdout, "\n%d keys, the use of %d of them is known\n", keys, known)
 	return nil
 }
 

@@ -11,28 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
 )
 
-// pause waits for d; false means that ctx has ended, which is how a command that
-// watches something ends.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (a *app) statCommand() *cobra.Command {
+func (a *commands) statCommand() *cobra.Command {
 	var every time.Duration
 	var count int
 	c := &cobra.Command{
@@ -60,16 +45,16 @@ func (a *app) statCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case every < 10*time.Millisecond:
-				return usagef("--interval %v: want at least 10ms", every)
+				return ctl.Usagef("--interval %v: want at least 10ms", every)
 			case count < 0:
-				return usagef("--count %d: want >= 0", count)
+				return ctl.Usagef("--count %d: want >= 0", count)
 			}
-			return a.withBackend(func(b backend) error {
-				s, err := b.Open(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true})
+			return a.WithBackend(func(b ctl.Backend) error {
+				s, err := b.Open(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true})
 				if err != nil {
 					return err
 				}
-				defer a.closed("session", s.Close)
+				defer a.Closed("session", s.Close)
 				return a.stat(cmd.Context(), b, s, every, count)
 			})
 		},
@@ -96,24 +81,24 @@ type statLine struct {
 	Counted float64 `json:"counted_seconds_ago"`
 }
 
-func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration, count int) error {
+func (a *commands) stat(ctx context.Context, b ctl.Backend, s ctl.Store, every time.Duration, count int) error {
 	const layoutText = "%12s %10s %11s %11s %11s %11s %7s %5s %8s %6s %6s\n"
 	var l statLine
 	var counted, asked time.Time
 	var cost time.Duration // of the last count
 	var cpu uint64
 	for n := 0; count == 0 || n < count; n++ {
-		if n > 0 && !pause(ctx, every) {
+		if n > 0 && !ctl.Pause(ctx, every) {
 			return nil
 		}
-		st, err := clusterStatus(ctx, b)
+		st, err := ctl.ClusterStatus(ctx, b)
 		if ctx.Err() != nil {
 			return nil
 		} else if err != nil {
 			return err
 		}
 		now := time.Now()
-		ns, err := a.ownNamespace(st.GetMap())
+		ns, err := a.OwnNamespace(st.GetMap())
 		if err != nil {
 			return err
 		}
@@ -144,27 +129,27 @@ func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration,
 			l.CPU = float64(spent-cpu) / float64(now.Sub(asked)) * 100
 		}
 		cpu, asked = spent, now
-		l.Time = a.now().UTC().Format(time.RFC3339)
-		if a.json() {
-			err = a.printJSON(l)
+		l.Time = a.Now().UTC().Format(time.RFC3339)
+		if a.JSON() {
+			err = a.PrintJSON(l)
 		} else {
-			if n%20 == 0 && (n == 0 || isTerminal(a.stdout)) {
-				fmt.Fprintf(a.stdout, layoutText, "Keys", "Change", "Live", "Held", "Lost", "Free", "Used %", "Short",
+			if n%20 == 0 && (n == 0 || ctl.IsTerminal(a.Stdout)) {
+				fmt.Fprintf(a.Stdout, layoutText, "Keys", "Change", "Live", "Held", "Lost", "Free", "Used %", "Short",
 					"Sessions", "Conns", "CPU %")
 			}
 			used, lost, short := l.Live+l.Held, "-", "-"
 			if l.Lost != nil {
-				used, lost, short = used+*l.Lost, bytesText(*l.Lost), yesNo(*l.Short)
+				used, lost, short = used+*l.Lost, ctl.BytesText(*l.Lost), ctl.YesNo(*l.Short)
 			}
-			_, err = fmt.Fprintf(a.stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change),
-				bytesText(l.Live), bytesText(l.Held), lost, bytesText(l.Free),
-				percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns),
+			_, err = fmt.Fprintf(a.Stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change),
+				ctl.BytesText(l.Live), ctl.BytesText(l.Held), lost, ctl.BytesText(l.Free),
+				ctl.Percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns),
 				fmt.Sprintf("%.1f", l.CPU))
 		}
 		if err != nil {
 			return err
 		}
-		if err := a.flush(); err != nil {
+		if err := a.Flush(); err != nil {
 			return err
 		}
 	}
@@ -218,7 +203,7 @@ type latencyOptions struct {
 	count    int
 }
 
-func (a *app) latencyCommand() *cobra.Command {
+func (a *commands) latencyCommand() *cobra.Command {
 	var o latencyOptions
 	c := &cobra.Command{
 		Use:   "latency [KEY]",
@@ -228,29 +213,29 @@ func (a *app) latencyCommand() *cobra.Command {
 			"READs, a missing one a round trip of one. It ends after --duration, after --count\n" +
 			"GETs, or when it is interrupted; if stdout is no terminal, by default after 1s.",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeKey(false),
+		ValidArgsFunction: a.CompleteKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case o.pause < 0:
-				return usagef("--pause %v: want >= 0", o.pause)
+				return ctl.Usagef("--pause %v: want >= 0", o.pause)
 			case o.interval < 10*time.Millisecond:
-				return usagef("--interval %v: want at least 10ms", o.interval)
+				return ctl.Usagef("--interval %v: want at least 10ms", o.interval)
 			case o.duration < 0:
-				return usagef("--duration %v: want > 0", o.duration)
+				return ctl.Usagef("--duration %v: want > 0", o.duration)
 			case o.count < 0:
-				return usagef("--count %d: want > 0", o.count)
+				return ctl.Usagef("--count %d: want > 0", o.count)
 			}
 			k := []byte("kvctl latency")
 			if len(args) > 0 {
 				var err error
-				if k, err = a.key(args[0]); err != nil {
+				if k, err = a.Key(args[0]); err != nil {
 					return err
 				}
 			}
-			if o.duration == 0 && o.count == 0 && !isTerminal(a.stdout) {
+			if o.duration == 0 && o.count == 0 && !ctl.IsTerminal(a.Stdout) {
 				o.duration = time.Second
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+			return a.With(cmd.Context(), ctl.SessionOptions{Lanes: 1, ReadOnly: true}, func(s ctl.Store) error {
 				return a.latency(cmd.Context(), s, k, o)
 			})
 		},
@@ -280,22 +265,22 @@ type latencyLine struct {
 // latencyMax is the longest time that is told apart.
 const latencyMax = 10 * time.Minute
 
-func (a *app) latency(ctx context.Context, s store, key []byte, o latencyOptions) error {
-	tty := isTerminal(a.stdout) && !a.json()
+func (a *commands) latency(ctx context.Context, s ctl.Store, key []byte, o latencyOptions) error {
+	tty := ctl.IsTerminal(a.Stdout) && !a.JSON()
 	hist := hdrhistogram.New(1, int64(latencyMax), 3)
 	var l latencyLine
 	var failed error
 	begin := time.Now()
 	since, shown := begin, begin
-	if !a.json() {
-		fmt.Fprintf(a.stdout, latencyText, "GETs", "Min", "Avg", "P50", "P99", "Max", "Missing", "Errors")
+	if !a.JSON() {
+		fmt.Fprintf(a.Stdout, latencyText, "GETs", "Min", "Avg", "P50", "P99", "Max", "Missing", "Errors")
 	}
 	end := time.Time{}
 	if o.duration > 0 {
 		end = begin.Add(o.duration)
 	}
 	for n := 0; o.count == 0 || n < o.count; n++ {
-		if n > 0 && !pause(ctx, o.pause) {
+		if n > 0 && !ctl.Pause(ctx, o.pause) {
 			break
 		}
 		start := time.Now()
@@ -341,7 +326,7 @@ func (a *app) latency(ctx context.Context, s store, key []byte, o latencyOptions
 		}
 	}
 	if failed != nil {
-		return a.about(key, failed)
+		return a.About(key, failed)
 	}
 	return nil
 }
@@ -350,23 +335,23 @@ const latencyText = "%10s %10s %10s %10s %10s %10s %8s %7s\n"
 
 // printLatency prints l over what a terminal shows of it; end is empty if it is to
 // be printed over, too.
-func (a *app) printLatency(l *latencyLine, h *hdrhistogram.Histogram, end string) error {
+func (a *commands) printLatency(l *latencyLine, h *hdrhistogram.Histogram, end string) error {
 	if l.Gets > 0 {
 		l.Min, l.Avg, l.P50, l.P99, l.Max = h.Min(), h.Mean(), h.ValueAtQuantile(50), h.ValueAtQuantile(99), h.Max()
 	}
-	if a.json() {
-		if err := a.printJSON(l); err != nil {
+	if a.JSON() {
+		if err := a.PrintJSON(l); err != nil {
 			return err
 		}
-		return a.flush()
+		return a.Flush()
 	}
-	if isTerminal(a.stdout) {
-		fmt.Fprint(a.stdout, "\r\x1b[K")
+	if ctl.IsTerminal(a.Stdout) {
+		fmt.Fprint(a.Stdout, "\r\x1b[K")
 	}
 	us := func(ns float64) string { return fmt.Sprintf("%.1f µs", math.Round(ns/100)/10) }
 	line := fmt.Sprintf(latencyText, fmt.Sprint(l.Gets), us(float64(l.Min)), us(l.Avg), us(float64(l.P50)),
 		us(float64(l.P99)), us(float64(l.Max)),
 		fmt.Sprint(l.NotFound), fmt.Sprint(l.Errors))
-	fmt.Fprint(a.stdout, line[:len(line)-1]+end)
-	return a.flush()
+	fmt.Fprint(a.Stdout, line[:len(line)-1]+end)
+	return a.Flush()
 }

@@ -185,6 +185,9 @@ var imports = []row{
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},
 	{"examples/...", "client client/near client/prom", "it has what users have"},
+	{"internal/ctl", "client index index/repair internal/certs internal/dirclient internal/dirpb internal/identity " +
+		"internal/inside internal/overview internal/patient internal/providers internal/redis/glob internal/units rdma " +
+		"rdma/verbs", "kvctl's groups of commands share it, and it knows none of them"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 
@@ -194,8 +197,8 @@ var only = []row{
 	{"github.com/spf13/viper", "internal/config", "it folds case and is not safe for concurrent use: one package " +
 		"knows how to live with that"},
 	{"github.com/go-viper/mapstructure", "internal/config", "it belongs to viper"},
-	{"github.com/spf13/cobra", "cmd/...", "libraries know no command line"},
-	{"github.com/spf13/pflag", "cmd/... internal/config", "libraries know no command line"},
+	{"github.com/spf13/cobra", "cmd/... internal/ctl internal/ctl/...", "libraries know no command line"},
+	{"github.com/spf13/pflag", "cmd/... internal/config internal/ctl internal/ctl/...", "libraries know no command line"},
 	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
 	{"github.com/cockroachdb/pebble", "server server/raftstore internal/tierstore",
 		"only the directory and a tier keep anything on disk"},
@@ -203,7 +206,7 @@ var only = []row{
 	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of " +
 		"its own"},
 	{"github.com/minio/minio-go", "internal/archive/s3", "one package knows how buckets fail"},
-	{module + "/internal/archive/places", "cmd/...", "libraries are handed an open destination"},
+	{module + "/internal/archive/places", "cmd/... internal/ctl/bulk", "libraries are handed an open destination"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
 	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
 	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway " +
@@ -213,12 +216,12 @@ var only = []row{
 		"there"},
 	{module + "/internal/metrics", "cmd/...", "the parts count, and only a process shows it to others"},
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
-	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench",
+	{module + "/internal/providers", "client cmd/... internal/ctl internal/ctl/... internal/devstore internal/e2e bench",
 		"a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
-	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway " +
-		"internal/janitor internal/loop internal/loop/looptest internal/memcached internal/redis/exec",
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/ctl internal/ctl/... " +
+		"internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached internal/redis/exec",
 		"what can be done through the public API is done through it, as any user would"},
 	{module + "/internal/testutil", "internal/gapload", "it is for tests alone"},
 	{module + "/internal/gapload", "", "it is for tests alone"},

@@ -1,4 +1,4 @@
-package main
+package ctl
 
 import (
 	"context"
@@ -29,8 +29,8 @@ import (
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
-// store is what commands use of a *client.Client and its tools.
-type store interface {
+// Store is what commands use of a *client.Client and its tools.
+type Store interface {
 	client.API
 	Stats() client.Stats
 	Locate(key []byte) (inside.Location, error)
@@ -40,23 +40,23 @@ type store interface {
 	Close() error
 }
 
-// opened is a Client with its tools.
-type opened struct {
+// Opened is a Client with its tools.
+type Opened struct {
 	*client.Client
 	inside.Tools
 }
 
-// sessionOptions qualify a session.
-type sessionOptions struct {
+// SessionOptions qualify a session.
+type SessionOptions struct {
 	Lanes    int // 0: chosen
 	ReadOnly bool
 	Mirrored bool // with a mirror, and as few hints as there can be
 }
 
-// backend is one store as kvctl reaches it: over its directory. Its methods are not called concurrently.
-type backend interface {
+// Backend is one store as kvctl reaches it: over its directory. Its methods are not called concurrently.
+type Backend interface {
 	// Open opens a session of its own.
-	Open(ctx context.Context, o sessionOptions) (store, error)
+	Open(ctx context.Context, o SessionOptions) (Store, error)
 	// Directory makes one request; see dirclient.Client.Call and CallOnce.
 	Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error
 	Close() error
@@ -64,44 +64,44 @@ type backend interface {
 
 // keeping is a backend with a session of one lane that outlives a command.
 type keeping interface {
-	Session(ctx context.Context) (store, error)
+	Session(ctx context.Context) (Store, error)
 }
 
-// remote is a store that runs elsewhere.
-type remote struct {
+// Remote is a store that runs elsewhere.
+type Remote struct {
 	o       client.Options
-	devices []*rdma.Device
+	Devices []*rdma.Device
 	ask     dirclient.Options
 	dir     *dirclient.Client // nil until the first request; sessions have their own
 }
 
-// openStore makes the backend that the flags ask for. It does not connect yet.
-func openStore(a *app) (backend, error) {
-	cfg, err := a.tlsConfig()
+// OpenStore makes the backend that the flags ask for. It does not connect yet.
+func OpenStore(a *App) (Backend, error) {
+	cfg, err := a.TLSConfig()
 	if err != nil {
 		return nil, err
 	}
-	if cfg == nil && !a.insecure {
-		for _, addr := range a.directory {
-			if !isLoopback(addr) {
-				return nil, usagef("--directory %s is not a loopback address: want --tls-ca, or --insecure to send "+
+	if cfg == nil && !a.Insecure {
+		for _, addr := range a.Directory {
+			if !IsLoopback(addr) {
+				return nil, Usagef("--directory %s is not a loopback address: want --tls-ca, or --insecure to send "+
 					"everything in clear", addr)
 			}
 		}
 	}
-	for adapter := range strings.SplitSeq(a.rdmaDevice, ",") {
+	for adapter := range strings.SplitSeq(a.RDMADevice, ",") {
 		if err := (&verbs.Options{Device: strings.TrimSpace(adapter)}).Validate(); err != nil {
-			return nil, usagef("--rdma-device: %w", err)
+			return nil, Usagef("--rdma-device: %w", err)
 		}
 	}
-	devices, err := providers.OpenFor(a.provider, a.providerOptions(cfg))
+	devices, err := providers.OpenFor(a.Provider, a.providerOptions(cfg))
 	switch {
-	case err != nil && a.require != "":
+	case err != nil && a.Require != "":
 		return nil, fmt.Errorf("--require: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("--provider: %w", err)
 	}
-	b, err := newRemote(a, a.directory, cfg, devices)
+	b, err := NewRemote(a, a.Directory, cfg, devices)
 	if err != nil {
 		err = errors.Join(err, providers.Close(devices))
 	}
@@ -109,42 +109,43 @@ func openStore(a *app) (backend, error) {
 }
 
 // providerOptions are what the flags say of providers.
-func (a *app) providerOptions(cfg *tls.Config) providers.Options {
-	return providers.Options{TLSClient: cfg, Identities: a.mapping, Require: a.require, Verbs: verbs.Options{
-		Device: a.rdmaDevice, Logger: a.debugLog()}}
+func (a *App) providerOptions(cfg *tls.Config) providers.Options {
+	return providers.Options{TLSClient: cfg, Identities: a.Mapping, Require: a.Require, Verbs: verbs.Options{
+		Device: a.RDMADevice, Logger: a.debugLog()}}
 }
 
 // debugLog receives background errors and warnings; KVD_DEBUG shows them on stderr.
-func (a *app) debugLog() *slog.Logger {
+func (a *App) debugLog() *slog.Logger {
 	if os.Getenv("KVD_DEBUG") == "" {
 		return slog.New(slog.DiscardHandler)
 	}
-	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// newRemote takes over devices unless it fails.
-func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
+// NewRemote takes over devices unless it fails.
+func NewRemote(a *App, directory []string, cfg *tls.Config, devices []*rdma.Device) (*Remote, error) {
 	if len(directory) == 0 {
-		return nil, usagef("--directory is empty: want host:port of a directory node")
+		return nil, Usagef("--directory is empty: want host:port of a directory node")
 	}
 	for _, addr := range directory {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
-			return nil, usagef("--directory %q: want host:port, such as 10.0.0.11:7400", addr)
+			return nil, Usagef("--directory %q: want host:port, such as 10.0.0.11:7400", addr)
 		}
 	}
 	log := a.debugLog()
-	ask := dirclient.Options{Addrs: directory, TLS: cfg, Identities: a.mapping, Logger: log,
-		AttemptTimeout: min(a.timeout, 2*time.Second)}
+	ask := dirclient.Options{Addrs: directory, TLS: cfg, Identities: a.Mapping, Logger: log,
+		AttemptTimeout: min(a.Timeout, 2*time.Second)}
 	if err := ask.Validate(); err != nil {
-		return nil, usagef("--directory: dirclient: %w", err)
+		return nil, Usagef("--directory: dirclient: %w", err)
 	}
-	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace,
-		Provider: a.provider, Require: a.require,
-		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg,
-		Identities: a.identities, Logger: log}}, nil
+	return &Remote{Devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.Namespace,
+		Provider: a.Provider, Require: a.Require,
+		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.Timeout, TLS: cfg,
+		Identities: a.Identities, Logger: log}}, nil
 }
 
-func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
+// Open opens a session within the time that an operation may take.
+func (r *Remote) Open(ctx context.Context, o SessionOptions) (Store, error) {
 	opts := r.o
 	opts.ReadOnly = o.ReadOnly
 	opts.Lanes = o.Lanes
@@ -157,10 +158,11 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return opened{c, inside.Of(c)}, nil
+	return Opened{c, inside.Of(c)}, nil
 }
 
-func (r *remote) Directory(ctx context.Context, idempotent bool,
+// Directory makes a request within the time that an operation may take.
+func (r *Remote) Directory(ctx context.Context, idempotent bool,
 	fn func(context.Context, dirpb.DirectoryClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.o.OpTimeout)
 	defer cancel()
@@ -176,41 +178,42 @@ func (r *remote) Directory(ctx context.Context, idempotent bool,
 	return r.dir.CallOnce(ctx, fn)
 }
 
-func (r *remote) Close() error {
+// Close closes the connections to directory nodes, and the devices.
+func (r *Remote) Close() error {
 	var err error
 	if r.dir != nil {
 		err = r.dir.Close()
 	}
-	return errors.Join(err, providers.Close(r.devices))
+	return errors.Join(err, providers.Close(r.Devices))
 }
 
-// tlsConfig is nil when no TLS flag is set. With a certificate, connections go by what the files hold when they are
+// TLSConfig is nil when no TLS flag is set. With a certificate, connections go by what the files hold when they are
 // made: a shell runs for longer than a certificate may be valid.
-func (a *app) tlsConfig() (*tls.Config, error) {
-	if a.tlsCA == "" {
+func (a *App) TLSConfig() (*tls.Config, error) {
+	if a.TLSCA == "" {
 		return nil, nil
 	}
-	pem, err := os.ReadFile(a.tlsCA)
+	pem, err := os.ReadFile(a.TLSCA)
 	if err != nil {
 		return nil, fmt.Errorf("--tls-ca: %w", err)
 	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: a.tlsName}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: a.TLSName}
 	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, usagef("--tls-ca %s: no certificate in it", a.tlsCA)
+		return nil, Usagef("--tls-ca %s: no certificate in it", a.TLSCA)
 	}
-	if a.tlsCert == "" {
-		if a.tlsCRL != "" {
+	if a.TLSCert == "" {
+		if a.TLSCRL != "" {
 			authorities, err := certs.Parse(pem)
 			if err != nil {
-				return nil, usagef("--tls-ca %s: %w", a.tlsCA, err)
+				return nil, Usagef("--tls-ca %s: %w", a.TLSCA, err)
 			}
-			text, err := os.ReadFile(a.tlsCRL)
+			text, err := os.ReadFile(a.TLSCRL)
 			if err != nil {
 				return nil, fmt.Errorf("--tls-crl: %w", err)
 			}
 			revoked, err := certs.ParseRevoked(text, authorities)
 			if err != nil {
-				return nil, usagef("--tls-crl %s: %w", a.tlsCRL, err)
+				return nil, Usagef("--tls-crl %s: %w", a.TLSCRL, err)
 			}
 			cfg.VerifyConnection = revoked.VerifyConnection
 		}
@@ -218,8 +221,8 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 	}
 	// The passive side of perf serves, too, and asks nobody for a certificate.
 	s, err := certs.Open(
-		certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey, CRL: a.tlsCRL,
-			ServerName: a.tlsName}, Anonymous: true, AtUse: func(err error) {
+		certs.Options{Files: certs.Files{CA: a.TLSCA, Cert: a.TLSCert, Key: a.TLSKey, CRL: a.TLSCRL,
+			ServerName: a.TLSName}, Anonymous: true, AtUse: func(err error) {
 			a.debugLog().Error("files of certificates have changed and are not usable: those in use are kept", "err",
 				err)
 		}})
@@ -229,7 +232,8 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 	return s.Config(), nil
 }
 
-func isLoopback(addr string) bool {
+// IsLoopback reports whether an address is of this machine alone, or is none.
+func IsLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return true // refused later, for its form
@@ -238,10 +242,10 @@ func isLoopback(addr string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// with opens a session, runs fn and closes both, whatever happens. In a shell the
+// With opens a session, runs fn and closes both, whatever happens. In a shell the
 // commands that want one lane share a session.
-func (a *app) with(ctx context.Context, o sessionOptions, fn func(store) error) error {
-	return a.withBackend(func(b backend) error {
+func (a *App) With(ctx context.Context, o SessionOptions, fn func(Store) error) error {
+	return a.WithBackend(func(b Backend) error {
 		if k, ok := b.(keeping); ok && o.Lanes == 1 {
 			s, err := k.Session(ctx)
 			if err != nil {
@@ -253,41 +257,42 @@ func (a *app) with(ctx context.Context, o sessionOptions, fn func(store) error) 
 		if err != nil {
 			return err
 		}
-		defer a.closed("session", s.Close)
+		defer a.Closed("session", s.Close)
 		return fn(s)
 	})
 }
 
-// closed closes something at the end of a command, whose outcome that does not
+// Closed closes something at the end of a command, whose outcome that does not
 // change.
-func (a *app) closed(what string, fn func() error) {
+func (a *App) Closed(what string, fn func() error) {
 	if err := fn(); err != nil {
-		a.say("kvctl: warning: closing the %s: %v", what, err)
+		a.Say("kvctl: warning: closing the %s: %v", what, err)
 	}
 }
 
-func (a *app) withBackend(fn func(backend) error) error {
-	b, err := a.backend(a)
+// WithBackend runs fn with the store that the flags name, and closes that, whatever happens.
+func (a *App) WithBackend(fn func(Backend) error) error {
+	b, err := a.Backend(a)
 	if err != nil {
 		return err
 	}
-	defer a.closed("store", b.Close)
+	defer a.Closed("store", b.Close)
 	return fn(b)
 }
 
-// clusterStatus asks the directory's leader for everything.
-func clusterStatus(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
+// ClusterStatus asks the directory's leader for everything.
+func ClusterStatus(ctx context.Context, b Backend) (*dirpb.StatusReply, error) {
 	st, _, err := askStatus(ctx, b, 0)
 	return st, err
 }
 
-// electionPatience is how long clusterView looks for a leader once another directory node
+// electionPatience is how long ClusterView looks for a leader once another directory node
 // has answered: an election takes less.
 const electionPatience = 2 * time.Second
 
-// clusterView is clusterStatus for people who look: if no leader answers it gives what
+// ClusterView is ClusterStatus for people who look: if no leader answers it gives what
 // another directory node knows, which overview.Answer tells.
-func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
+func ClusterView(ctx context.Context, b Backend) (*dirpb.StatusReply, error) {
 	st, other, err := askStatus(ctx, b, electionPatience)
 	if err != nil && other != nil && ctx.Err() == nil {
 		return other, nil
@@ -297,7 +302,7 @@ func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 
 // askStatus asks for the leader's status; other is the newest answer of one that does not lead.
 // The search for the leader ends so long after the first of these; 0: it goes on.
-func askStatus(ctx context.Context, b backend, patience time.Duration) (st, other *dirpb.StatusReply, err error) {
+func askStatus(ctx context.Context, b Backend, patience time.Duration) (st, other *dirpb.StatusReply, err error) {
 	search, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	err = b.Directory(search, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
@@ -340,9 +345,9 @@ func notLeader(st *dirpb.StatusReply) error {
 	return s.Err()
 }
 
-// ownNamespace finds the namespace that commands work in.
-func (a *app) ownNamespace(m *dirpb.Map) (*dirpb.Namespace, error) {
-	ns, err := namespaceOf(m, a.namespace)
+// OwnNamespace finds the namespace that commands work in.
+func (a *App) OwnNamespace(m *dirpb.Map) (*dirpb.Namespace, error) {
+	ns, err := NamespaceOf(m, a.Namespace)
 	if err != nil && len(m.GetNamespaces()) > 0 {
 		err = fmt.Errorf("%w (--namespace or KVD_NAMESPACE chooses one)", err)
 	}
@@ -352,15 +357,15 @@ func (a *app) ownNamespace(m *dirpb.Map) (*dirpb.Namespace, error) {
 // maxNamed is how many namespaces an error names.
 const maxNamed = 20
 
-// namespaceOf finds a namespace by name in a map.
-func namespaceOf(m *dirpb.Map, name string) (*dirpb.Namespace, error) {
+// NamespaceOf finds a namespace by name in a map.
+func NamespaceOf(m *dirpb.Map, name string) (*dirpb.Namespace, error) {
 	i := slices.IndexFunc(m.GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
 	if i < 0 {
 		if len(m.GetNamespaces()) == 0 {
 			return nil, fmt.Errorf("%w %q: there is none yet (kvctl namespace create %s)", client.ErrNoNamespace, name,
 				name)
 		}
-		names, more := mapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ""
+		names, more := MapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ""
 		if n := len(names) - maxNamed; n > 0 {
 			names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
 		}

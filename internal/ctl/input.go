@@ -1,35 +1,56 @@
-package main
+package ctl
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// input is stdin for a command that reads it to its end; what says what is expected there.
+// Typed warns, and has the user type a name. Nothing has happened if it is not that one.
+func (a *App) Typed(ctx context.Context, name, warning string) error {
+	fmt.Fprintf(a.Stderr, "%s Type its name to go on: ", warning)
+	sc := bufio.NewScanner(a.quiet(ctx))
+	more := sc.Scan()
+	if !more || !IsTerminal(a.Stdin) { // which shows the end of the line
+		fmt.Fprintln(a.Stderr)
+	}
+	if !more {
+		if err := sc.Err(); err != nil {
+			return err
+		}
+	}
+	if got := strings.TrimSpace(sc.Text()); got != name {
+		return ExitWith(ExitNo, fmt.Errorf("%q was typed, want %q: nothing was deleted", got, name))
+	}
+	return nil
+}
+
+// Input is stdin for a command that reads it to its end; what says what is expected there.
 // An interrupt ends the wait for it. A user at a terminal is told that the command waits, and how to go on.
-func (a *app) input(ctx context.Context, what string) io.Reader {
-	if isTerminal(a.stdin) && isTerminal(a.stderr) {
-		a.say("kvctl %s: reading %s from the terminal; Ctrl-D (^D) on a line of its own ends it, Ctrl-C cancels",
-			a.verb, what)
+func (a *App) Input(ctx context.Context, what string) io.Reader {
+	if IsTerminal(a.Stdin) && IsTerminal(a.Stderr) {
+		a.Say("kvctl %s: reading %s from the terminal; Ctrl-D (^D) on a line of its own ends it, Ctrl-C cancels",
+			a.Verb, what)
 	}
 	return a.quiet(ctx)
 }
 
 // quiet is input without a word.
-func (a *app) quiet(ctx context.Context) io.Reader {
-	f, ok := a.stdin.(*os.File)
+func (a *App) quiet(ctx context.Context) io.Reader {
+	f, ok := a.Stdin.(*os.File)
 	if !ok {
-		return a.stdin
+		return a.Stdin
 	}
 	// A regular file never lets anybody wait.
-	if st, err := f.Stat(); err == nil && (isTerminal(f) || st.Mode().Type() == fs.ModeNamedPipe) {
-		return &waitingInput{f: f, ctx: ctx, terminal: isTerminal(f)}
+	if st, err := f.Stat(); err == nil && (IsTerminal(f) || st.Mode().Type() == fs.ModeNamedPipe) {
+		return &waitingInput{f: f, ctx: ctx, terminal: IsTerminal(f)}
 	}
 	return f
 }

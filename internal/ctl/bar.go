@@ -1,4 +1,4 @@
-package main
+package ctl
 
 import (
 	"time"
@@ -6,17 +6,17 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// bar shows people on stderr how far a command has come. A nil one shows nothing. Its methods may be
+// Bar shows people on stderr how far a command has come. A nil one shows nothing. Its methods may be
 // called concurrently.
-type bar struct{ b *progressbar.ProgressBar }
+type Bar struct{ b *progressbar.ProgressBar }
 
-// bar is nil unless stderr is a terminal, and total is only called if it is. unit names what is counted:
+// Bar is nil unless stderr is a terminal, and total is only called if it is. unit names what is counted:
 // "B" are bytes, with "" no number is shown. A total below 0 is unknown.
-func (a *app) bar(what, unit string, total func() int64) *bar {
-	if !isTerminal(a.stderr) {
+func (a *App) Bar(what, unit string, total func() int64) *Bar {
+	if !IsTerminal(a.Stderr) {
 		return nil
 	}
-	o := []progressbar.Option{progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(what),
+	o := []progressbar.Option{progressbar.OptionSetWriter(a.Stderr), progressbar.OptionSetDescription(what),
 		progressbar.OptionThrottle(100 * time.Millisecond), progressbar.OptionClearOnFinish()}
 	switch unit {
 	case "":
@@ -25,25 +25,25 @@ func (a *app) bar(what, unit string, total func() int64) *bar {
 	default:
 		o = append(o, progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString(unit))
 	}
-	return &bar{progressbar.NewOptions64(total(), o...)}
+	return &Bar{progressbar.NewOptions64(total(), o...)}
 }
 
-// step adds n.
-func (b *bar) step(n int) {
+// Step adds n.
+func (b *Bar) Step(n int) {
 	if b != nil {
 		_ = b.b.Add(n) // its errors are stderr's
 	}
 }
 
 // set says how far it is, of a total that may have changed.
-func (b *bar) set(what string, done, total int64) {
+func (b *Bar) set(what string, done, total int64) {
 	b.b.Describe(what)
 	b.b.ChangeMax64(total)
 	_ = b.b.Set64(done)
 }
 
-// end takes the bar away.
-func (b *bar) end() {
+// End takes the bar away.
+func (b *Bar) End() {
 	if b != nil {
 		_ = b.b.Finish()
 	}
