@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/keys"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -187,7 +188,7 @@ var groups = []struct {
 	id       string
 	commands func(*ctl.App) []*cobra.Command
 }{
-	{"keys", keysCommands},
+	{"keys", keys.Commands},
 	{"keys", bulkCommands},
 	{"cluster", operateCommands},
 	{"cluster", tenantsCommands},

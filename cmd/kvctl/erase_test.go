@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
@@ -95,24 +92,6 @@ func TestScanRoundTrips(t *testing.T) {
 	if r := e.run("good\n\"bad\n", "del"); r.code != ctl.ExitUsage || !strings.Contains(r.stderr, `line 2: "bad`) {
 		t.Errorf("%+v", r)
 	}
-	rapid.Check(t, func(t *rapid.T) {
-		want := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 40), 1, 8).Draw(t, "keys")
-		a := &commands{ctl.New(nil, nil, nil)}
-		var lines bytes.Buffer
-		for _, k := range want {
-			fmt.Fprintln(&lines, a.Show(k))
-		}
-		a.Stdin = &lines
-		got, err := a.keys(t.Context(), nil)
-		if err != nil || len(got) != len(want) {
-			t.Fatalf("%q: %q %v", want, got, err)
-		}
-		for i := range want {
-			if !bytes.Equal(got[i], want[i]) {
-				t.Errorf("%q: %q", want, got)
-			}
-		}
-	})
 }
 
 // Versions lie above 2^53, so JSON has them as strings: jq and its like would round them.

@@ -188,6 +188,9 @@ var imports = []row{
 	{"internal/ctl", "client index index/repair internal/certs internal/dirclient internal/dirpb internal/identity " +
 		"internal/inside internal/overview internal/patient internal/providers internal/redis/glob internal/units rdma " +
 		"rdma/verbs", "kvctl's groups of commands share it, and it knows none of them"},
+	{"internal/ctl/keys", "client index index/repair internal/ctl internal/inside internal/layout " +
+		"internal/patient internal/units",
+		"commands on single keys share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 
