@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/ctl/keys"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -62,7 +63,7 @@ func programOf(a *ctl.App) *program {
 		}
 		return c.names(), nil
 	}
-	a.Cluster = cluster
+	a.Cluster, a.Version = cluster, version
 	a.Ready = func(cmd *cobra.Command) error { return p.start(cmd, nil) }
 	return p
 }
@@ -189,7 +190,7 @@ var groups = []struct {
 	commands func(*ctl.App) []*cobra.Command
 }{
 	{"keys", keys.Commands},
-	{"keys", bulkCommands},
+	{"keys", bulk.Commands},
 	{"cluster", operateCommands},
 	{"cluster", tenantsCommands},
 	{"tools", insideCommands},

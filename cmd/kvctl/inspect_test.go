@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -30,7 +31,7 @@ func command(args ...string) string {
 // More than a batch of every format arrives; of keys that come again the last value.
 func TestPipe(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 512 << 20, Providers: []string{"shm"}})
-	const keys = 3 * pipeKeys / 2
+	const keys = 3 * bulk.PipeKeys / 2
 	line := map[string]func(k, v string) string{
 		"resp": func(k, v string) string { return command("SET", k, v) },
 		"tsv":  func(k, v string) string { return k + "\t" + v + "\n" },
@@ -51,11 +52,11 @@ func TestPipe(t *testing.T) {
 		}
 		file := filepath.Join(t.TempDir(), "in")
 		writeFile(t, file, []byte(in.String()))
-		rep := decode[pipeReport](t, e.must("", "-o", "json", "pipe", file))
+		rep := decode[bulk.PipeReport](t, e.must("", "-o", "json", "pipe", file))
 		if rep.Format != format || rep.OK != 3*keys || rep.Failed+rep.NoEffect != 0 || rep.Bytes != int64(in.Len()) {
 			t.Errorf("%+v", rep)
 		}
-		for _, i := range []int{0, pipeKeys, keys - 1} {
+		for _, i := range []int{0, bulk.PipeKeys, keys - 1} {
 			if got := e.must("", "get", fmt.Sprintf("%s%d", format, i)); got != fmt.Sprintf("%d of 2", i) {
 				t.Errorf("%s %d: %q", format, i, got)
 			}
@@ -67,7 +68,8 @@ func TestPipe(t *testing.T) {
 	e.must(long, "put", "long", "--ttl", "100h")
 	all := e.must("", "-o", "json", "scan", "--long", "--limit", "0")
 	e.must("", "namespace", "create", "copy", "--bytes", "128MiB")
-	if rep := decode[pipeReport](t, e.must(all, "-o", "json", "--namespace", "copy", "pipe")); rep.Format != "jsonl" ||
+	if rep := decode[bulk.PipeReport](t, e.must(all, "-o", "json", "--namespace", "copy",
+		"pipe")); rep.Format != "jsonl" ||
 		rep.OK != 3*keys+1 {
 		t.Errorf("%+v", rep)
 	}
@@ -78,7 +80,7 @@ func TestPipe(t *testing.T) {
 		t.Errorf("ttl %s", got)
 	}
 	// A time to live is changed without the value.
-	if rep := decode[pipeReport](t, e.must(command("EXPIRE", "long", "500"), "-o", "json", "pipe")); rep.OK != 1 {
+	if rep := decode[bulk.PipeReport](t, e.must(command("EXPIRE", "long", "500"), "-o", "json", "pipe")); rep.OK != 1 {
 		t.Errorf("%+v", rep)
 	}
 	if got := e.must("", "ttl", "long"); !strings.HasPrefix(got, "8m") {
@@ -101,7 +103,7 @@ func TestPipeRefusesProtocol(t *testing.T) {
 		{"*2\r\n" + strings.Repeat("x", 70<<10), "Protocol error"},
 	} {
 		r := e.run(good+c.in, "-o", "json", "pipe")
-		rep := decode[pipeReport](t, r.stdout)
+		rep := decode[bulk.PipeReport](t, r.stdout)
 		if r.code != ctl.ExitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") ||
 			rep.OK != 1 || rep.Failed != 0 {
 			t.Errorf("%.40q: %+v", c.in, r)
@@ -109,8 +111,8 @@ func TestPipeRefusesProtocol(t *testing.T) {
 	}
 	// Failures are counted, and not all of them told.
 	r := e.run(strings.Repeat(command("HGETALL", "h"), 50)+good, "-o", "json", "pipe")
-	if rep := decode[pipeReport](t, r.stdout); r.code != ctl.ExitUsage || rep.Failed != 50 || rep.OK != 1 ||
-		strings.Count(r.stderr, "\n") != failuresNamed+1 {
+	if rep := decode[bulk.PipeReport](t, r.stdout); r.code != ctl.ExitUsage || rep.Failed != 50 || rep.OK != 1 ||
+		strings.Count(r.stderr, "\n") != bulk.FailuresNamed+1 {
 		t.Errorf("%+v", r)
 	}
 	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != ctl.ExitUsage ||
@@ -145,7 +147,7 @@ func TestPipeFailures(t *testing.T) {
 	f := &full{}
 	e.wrap(func(s ctl.Store) ctl.Store { f.Store = s; return f })
 	r := e.run(command("SET", "a", "b")+command("DEL", "c")+command("SET", "d", "e"), "-o", "json", "pipe")
-	rep := decode[pipeReport](t, r.stdout)
+	rep := decode[bulk.PipeReport](t, r.stdout)
 	if r.code != ctl.ExitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 ||
 		!strings.Contains(r.stderr, `command 3 at byte 47: "d": full`) {
 		t.Errorf("%d calls, %+v", f.calls, r)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -74,6 +75,9 @@ func (e *ends) mirror(code int, args ...string) (r mirrorReport, stderr string) 
 	return r, got.stderr
 }
 
+// mirrorReport is a report that a test looks at.
+type mirrorReport struct{ bulk.MirrorReport }
+
 func (r mirrorReport) is(t *testing.T, keys, copied, same, gone, deleted int64) {
 	t.Helper()
 	if r.Keys != keys || r.Copied != copied || r.Same != same || r.Gone != gone || r.Deleted != deleted ||
@@ -123,7 +127,7 @@ func (e *ends) alike() {
 	e.t.Helper()
 	src, dst := contents(e.t, e.src), contents(e.t, e.dst)
 	for k, it := range src {
-		if got, ok := dst[k]; !ok || !sameItem(it, got) {
+		if got, ok := dst[k]; !ok || !bulk.SameItem(it, got) {
 			e.t.Errorf("%.40q: at DST %v (%d bytes, %v, flags %d, note %d, expires %v), at SRC %d bytes, %v, flags "+
 				"%d, note %d, expires %v", k, ok,
 				len(got.Value), got.Type, got.Flags, got.Note, got.Expires, len(it.Value), it.Type, it.Flags, it.Note,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/testutil"
@@ -250,11 +251,11 @@ func (i *interrupting) count() {
 func TestInterruptedHalfway(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	dir := t.TempDir()
-	for i := range 4 * treeWorkers * ctl.BatchKeys {
+	for i := range 4 * bulk.TreeWorkers * ctl.BatchKeys {
 		writeFile(t, filepath.Join(dir, fmt.Sprint(i)), []byte("x"))
 	}
 	var lines strings.Builder
-	for i := range 4 * pipeKeys {
+	for i := range 4 * bulk.PipeKeys {
 		fmt.Fprintf(&lines, "k%d\tv\n", i)
 	}
 	e.must(lines.String(), "pipe")

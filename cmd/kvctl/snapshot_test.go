@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -66,7 +67,7 @@ func TestSnapshot(t *testing.T) {
 		"--progress", filepath.Join(dir, "progress"))
 	want, got := contents(t, src), contents(t, open(t, e, "dst"))
 	for k, it := range want {
-		if !sameItem(it, got[k]) || it.Version != got[k].Version {
+		if !bulk.SameItem(it, got[k]) || it.Version != got[k].Version {
 			t.Errorf("%.40q: version %d, want %d", k, got[k].Version, it.Version)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -101,7 +102,7 @@ func TestImportExport(t *testing.T) {
 				size += len(v)
 			}
 
-			var r treeReport
+			var r bulk.TreeReport
 			out := e.must("", "-o", "json", "import", src, "--prefix", "p/")
 			if err := json.Unmarshal([]byte(out), &r); err != nil {
 				t.Fatal(err)
@@ -157,7 +158,7 @@ func TestExportRefusesUnsafeKeys(t *testing.T) {
 	outside := t.TempDir()
 	dst := filepath.Join(outside, "dst")
 	r := e.run("", "-o", "json", "export", dst, "--prefix", "p/")
-	var rep treeReport
+	var rep bulk.TreeReport
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
@@ -183,7 +184,7 @@ func TestExportRefusesCollections(t *testing.T) {
 	put(t, e.src, ops...)
 	dst := t.TempDir()
 	r := e.run("", "--context", "src", "-o", "json", "export", dst)
-	var rep treeReport
+	var rep bulk.TreeReport
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
@@ -217,7 +218,7 @@ func TestExportFileAndFolder(t *testing.T) {
 	}
 	dst := t.TempDir()
 	r := e.run("", "-o", "json", "export", dst, "--prefix", "p/")
-	var rep treeReport
+	var rep bulk.TreeReport
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}

@@ -57,6 +57,8 @@ type App struct {
 	Cluster  func(a *App, name string) (*App, error)
 	// Ready completes the global flags of a command that only suggests words, and checks them.
 	Ready func(*cobra.Command) error
+	// Version is that of the release, or empty.
+	Version string
 	// Verb is the command that runs, without kvctl.
 	Verb string
 	Now  func() time.Time

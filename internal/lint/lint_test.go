@@ -191,6 +191,10 @@ var imports = []row{
 	{"internal/ctl/keys", "client index index/repair internal/ctl internal/inside internal/layout " +
 		"internal/patient internal/units",
 		"commands on single keys share no code with other groups but internal/ctl"},
+	{"internal/ctl/bulk", "client internal/archive internal/archive/places internal/buildinfo internal/ctl " +
+		"internal/dirpb internal/inside internal/layout internal/patient " +
+		"internal/redis/collection internal/redis/resp internal/units",
+		"commands on many keys share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 

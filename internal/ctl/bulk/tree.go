@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"bytes"
@@ -25,10 +25,10 @@ import (
 	"github.com/kvd-project/kvd/internal/patient"
 )
 
-// Bounds of import and export. Each worker holds one batch, so memory stays
-// below treeWorkers times (ctl.BatchBytes plus one value of the largest size).
+// TreeWorkers bounds import and export. Each worker holds one batch, so memory stays
+// below TreeWorkers times (ctl.BatchBytes plus one value of the largest size).
 const (
-	treeWorkers = 4
+	TreeWorkers = 4
 	// exportKeys bounds a batch whose values' lengths are not known in advance.
 	exportKeys = 32
 )
@@ -79,8 +79,8 @@ func (a *commands) exportCommand() *cobra.Command {
 	return c
 }
 
-// treeReport is what import and export print at the end.
-type treeReport struct {
+// TreeReport is what import and export print at the end.
+type TreeReport struct {
 	Files   int64   `json:"files"`
 	Bytes   int64   `json:"bytes"`
 	Skipped int64   `json:"skipped"` // links, devices; keys that went meanwhile
@@ -130,7 +130,7 @@ func (t *tree) damage(err error) {
 
 func (t *tree) finish(err error) error {
 	t.bar.End()
-	r := treeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
+	r := TreeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
 		Seconds: time.Since(t.start).Seconds()}
 	if err != nil {
 		return ctl.Partly(r.Files > 0, err, "after %d files (%s)", r.Files, ctl.BytesText(r.Bytes))
@@ -171,7 +171,7 @@ func (a *commands) importTree(ctx context.Context, dir string, prefix []byte) er
 			defer close(paths)
 			return t.walk(ctx, real, paths)
 		})
-		c.Run(treeWorkers, func(ctx context.Context) error { return t.store(ctx, s, root, prefix, paths) })
+		c.Run(TreeWorkers, func(ctx context.Context) error { return t.store(ctx, s, root, prefix, paths) })
 		return t.finish(c.Wait())
 	})
 }
@@ -355,7 +355,7 @@ func (a *commands) exportTree(ctx context.Context, dir string, prefix []byte, ov
 			return err
 		})
 		made := &folders{seen: map[string]bool{".": true}}
-		c.Run(treeWorkers, func(ctx context.Context) error { return t.fetch(ctx, s, root, made, len(prefix), keys) })
+		c.Run(TreeWorkers, func(ctx context.Context) error { return t.fetch(ctx, s, root, made, len(prefix), keys) })
 		return t.finish(c.Wait())
 	})
 }

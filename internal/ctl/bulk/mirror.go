@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"bytes"
@@ -133,7 +133,8 @@ type mirroring struct {
 	keys, same, gone, deleted atomic.Int64
 }
 
-type mirrorReport struct {
+// MirrorReport is what mirror prints at the end: keys, by what became of them.
+type MirrorReport struct {
 	DryRun  bool    `json:"dry_run,omitempty"`
 	Keys    int64   `json:"keys"` // of SRC
 	Copied  int64   `json:"copied"`
@@ -235,7 +236,7 @@ func (m *mirroring) differ() error {
 }
 
 func (m *mirroring) print() error {
-	r := mirrorReport{DryRun: m.o.dry, Keys: m.keys.Load(), Copied: m.files.Load(), Bytes: m.bytes.Load(),
+	r := MirrorReport{DryRun: m.o.dry, Keys: m.keys.Load(), Copied: m.files.Load(), Bytes: m.bytes.Load(),
 		Same: m.same.Load(), Gone: m.gone.Load(),
 		Deleted: m.deleted.Load(), Refused: m.refused.Load(), Seconds: time.Since(m.start).Seconds()}
 	if m.a.JSON() {
@@ -290,7 +291,7 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 		}
 		return nil
 	})
-	c.Run(treeWorkers, func(ctx context.Context) error {
+	c.Run(TreeWorkers, func(ctx context.Context) error {
 		for batch := range work {
 			if err := fn(ctx, batch); err != nil {
 				return err
@@ -419,7 +420,7 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 		switch {
 		case !there, !it.Expires.IsZero() && !it.Expires.After(m.a.Now()):
 			m.count(p, &m.gone)
-		case p.there && sameItem(p.src, p.dst):
+		case p.there && SameItem(p.src, p.dst):
 			m.count(p, &m.same)
 		case m.o.dry:
 			p.wrote = true // it would be
@@ -498,8 +499,8 @@ func (m *mirroring) read(ctx context.Context, e end, pairs []*pair, f *faults,
 	})
 }
 
-// sameItem compares all but versions; expiry to the millisecond, as it is kept.
-func sameItem(a, b client.Item) bool {
+// SameItem compares all but versions; expiry to the millisecond, as it is kept.
+func SameItem(a, b client.Item) bool {
 	return bytes.Equal(a.Value, b.Value) && a.Flags == b.Flags && a.Note == b.Note && a.Type == b.Type &&
 		a.Expires.Equal(b.Expires)
 }

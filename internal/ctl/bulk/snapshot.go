@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"cmp"
@@ -204,7 +204,7 @@ func (s *snapshots) create(ctx context.Context, d archive.Destination, name stri
 		start := time.Now()
 		bar := s.a.Bar("snapshot", "keys", func() int64 { return about(ctx, x) })
 		o.Done = func(keys, _ int) { bar.Step(keys) }
-		o.Manifest, _ = archive.ManifestOf(st, ns.GetName(), buildinfo.Line("kvctl", version))
+		o.Manifest, _ = archive.ManifestOf(st, ns.GetName(), buildinfo.Line("kvctl", s.a.Version))
 		m, err := archive.Create(ctx, x, d, o)
 		bar.End()
 		if m == nil {

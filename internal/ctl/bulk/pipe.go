@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"bufio"
@@ -81,18 +81,18 @@ func (a *commands) pipeCommand() *cobra.Command {
 	return c
 }
 
-// Bounds of pipe. A batch holds at most pipeKeys operations, and pipeBytes and one
+// Bounds of pipe. A batch holds at most PipeKeys operations, and pipeBytes and one
 // value of the largest size.
 const (
-	pipeKeys  = 512
+	PipeKeys  = 512
 	pipeBytes = 4 << 20
 	// maxPipeLine bounds a line: a value of the largest size in base64, or half of it
 	// if all of it is escaped.
 	maxPipeLine = 3*client.MaxValueLen + 1<<20
 	// maxPipeArgs bounds the arguments of a command of the Redis protocol.
 	maxPipeArgs = 1 << 20
-	// failuresNamed is how many failures are told one by one.
-	failuresNamed = 10
+	// FailuresNamed is how many failures are told one by one.
+	FailuresNamed = 10
 )
 
 // loader makes operations of what it reads, and counts them.
@@ -111,11 +111,12 @@ type loader struct {
 	names map[string]bool
 	size  int
 
-	rep   pipeReport
+	rep   PipeReport
 	first error // failure
 }
 
-type pipeReport struct {
+// PipeReport is what pipe prints at the end: operations, by what became of them, and bytes that were read.
+type PipeReport struct {
 	Format   string  `json:"format"`
 	OK       int64   `json:"ok"`
 	NoEffect int64   `json:"no_effect"` // missing keys deleted, also as what has expired; conditions that did not hold
@@ -198,10 +199,10 @@ func (l *loader) fail(where string, err error) {
 	if l.first == nil {
 		l.first = err
 	}
-	if l.rep.Failed++; l.rep.Failed <= failuresNamed {
+	if l.rep.Failed++; l.rep.Failed <= FailuresNamed {
 		l.a.Say("kvctl pipe: %s: %s", where, ctl.OneLine(err.Error()))
 	}
-	if l.rep.Failed == failuresNamed {
+	if l.rep.Failed == FailuresNamed {
 		l.a.Say("kvctl pipe: further failures are only counted")
 	}
 }
@@ -222,7 +223,7 @@ func (l *loader) add(where string, op client.Op) error {
 		op = client.Op{Kind: client.OpDelete, Key: op.Key}
 	}
 	n := len(op.Key) + len(op.Value)
-	if l.names[string(op.Key)] || len(l.ops) == pipeKeys || len(l.ops) > 0 && l.size+n > pipeBytes {
+	if l.names[string(op.Key)] || len(l.ops) == PipeKeys || len(l.ops) > 0 && l.size+n > pipeBytes {
 		if err := l.flush(); err != nil {
 			return err
 		}
@@ -382,7 +383,7 @@ func (l *loader) jsonl(line []byte) (op client.Op, err error) {
 		if op.Type, err = typeNamed(*o.Type); err != nil {
 			return op, err
 		}
-		if err := checkItem(op.Type, op.Value); err != nil {
+		if err := CheckItem(op.Type, op.Value); err != nil {
 			return op, err
 		}
 	}

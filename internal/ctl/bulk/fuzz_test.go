@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func (p *pipeStore) ReadRaw(context.Context, uint32, int, uint64, int) ([]byte, 
 func (p *pipeStore) Work(context.Context, index.Kind, []*repair.Work) []error { return nil }
 
 func (p *pipeStore) Do(ctx context.Context, ops []client.Op) {
-	if len(ops) == 0 || len(ops) > pipeKeys {
+	if len(ops) == 0 || len(ops) > PipeKeys {
 		p.t.Fatalf("a batch of %d operations", len(ops))
 	}
 	seen := map[string]bool{}

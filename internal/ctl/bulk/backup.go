@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"encoding/json"
@@ -25,8 +25,8 @@ func typeNamed(name string) (client.Type, error) {
 	return 0, fmt.Errorf("type %.40q: want string, hash, set, zset, list or stream", name)
 }
 
-// checkItem refuses a value that is none of its type, as a damaged file may have it: gateways could not serve it.
-func checkItem(t client.Type, value []byte) error {
+// CheckItem refuses a value that is none of its type, as a damaged file may have it: gateways could not serve it.
+func CheckItem(t client.Type, value []byte) error {
 	n, err := 0, error(nil)
 	switch t {
 	case client.Plain:
