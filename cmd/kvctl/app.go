@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/ctl/bulk"
+	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/ctl/keys"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -193,7 +194,7 @@ var groups = []struct {
 	{"keys", bulk.Commands},
 	{"cluster", operateCommands},
 	{"cluster", tenantsCommands},
-	{"tools", insideCommands},
+	{"tools", inside.Commands},
 	{"tools", measureCommands},
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -71,7 +72,7 @@ func (m *memory) Stats() client.Stats { return client.Stats{Session: memSession}
 func (m *memory) Close() error        { return nil }
 
 // check runs kvctl check on m and the directory f.
-func (m *memory) check(f *fakeDirectory, args ...string) (checkReport, result) {
+func (m *memory) check(f *fakeDirectory, args ...string) (inside.CheckReport, result) {
 	m.t.Helper()
 	if f == nil {
 		f = &fakeDirectory{}
@@ -86,9 +87,9 @@ func (m *memory) check(f *fakeDirectory, args ...string) (checkReport, result) {
 	}
 	r := e.run("", append([]string{"-o", "json", "check"}, args...)...)
 	if r.code != ctl.ExitOK && r.code != ctl.ExitNo {
-		return checkReport{}, r
+		return inside.CheckReport{}, r
 	}
-	return decode[checkReport](m.t, r.stdout), r
+	return decode[inside.CheckReport](m.t, r.stdout), r
 }
 
 // inMemory is a directory with m's sessions.
@@ -303,7 +304,7 @@ func TestOperateStore(t *testing.T) {
 	}
 	check := func(what string, replicas int) {
 		t.Helper()
-		rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--for", "60s"))
+		rep := decode[inside.CheckReport](t, e.must("", "-o", "json", "check", "--for", "60s"))
 		if rep.Records != keys || rep.Replicas != replicas || rep.Scrubbed != rep.PGs || rep.Unreachable != 0 ||
 			rep.Held != 0 {
 			t.Errorf("%s: %+v", what, rep)

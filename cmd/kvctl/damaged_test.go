@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/patient"
@@ -174,7 +175,8 @@ func TestEraseDamaged(t *testing.T) {
 				t.Errorf("flush: %+v", r)
 			}
 			r = e.run("", "-o", "json", "check", "--repair")
-			if got := decode[checkReport](t, r.stdout); r.code != ctl.ExitNo || got.Freed != 2 || got.Lost != 0 ||
+			if got := decode[inside.CheckReport](t, r.stdout); r.code != ctl.ExitNo || got.Freed != 2 ||
+				got.Lost != 0 ||
 				got.Corrupt != 0 || len(got.Problems) == 0 {
 				t.Errorf("check --repair: %+v", r)
 			}

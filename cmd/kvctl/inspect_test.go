@@ -13,8 +13,8 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/ctl/bulk"
+	looks "github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/devstore"
-	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -172,7 +172,7 @@ func TestBigkeys(t *testing.T) {
 			Bytes uint64
 			Value uint64 `json:"value_bytes"`
 		}
-		Sizes []sizeClass
+		Sizes []looks.SizeClass
 	}
 	rep := decode[report](t, e.must("", "-o", "json", "bigkeys", "--top", "4"))
 	header := uint64(layout.RecordHeaderSize)
@@ -197,7 +197,8 @@ func TestBigkeys(t *testing.T) {
 		keys += c.Keys
 		sum += c.Bytes
 	}
-	if keys != rep.Keys || sum != rep.Bytes || rep.Sizes[0] != (sizeClass{64, 101, 100*(header+13) + header + 13}) {
+	if keys != rep.Keys || sum != rep.Bytes || rep.Sizes[0] != (looks.SizeClass{UpTo: 64, Keys: 101, Bytes: 100*(header+
+		13) + header + 13}) {
 		t.Errorf("%+v", rep.Sizes)
 	}
 	if out := e.must("", "bigkeys"); !strings.Contains(out, "\n manifest ") || !strings.Contains(out, "8.0 MiB") ||
@@ -310,16 +311,6 @@ func TestHotkeys(t *testing.T) {
 	}
 }
 
-func TestTop(t *testing.T) {
-	l := top[int]{n: 3, less: func(a, b int) int { return a - b }}
-	for _, v := range []int{5, 1, 9, 5, 7, 2, 9} {
-		l.add(v)
-	}
-	if fmt.Sprint(l.items) != "[9 9 7]" {
-		t.Error(l.items)
-	}
-}
-
 func TestStat(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20})
 	for i := range 20 {
@@ -328,7 +319,7 @@ func TestStat(t *testing.T) {
 	out := e.must("", "-o", "json", "stat", "--interval", "10ms", "--count", "3")
 	d := json.NewDecoder(strings.NewReader(out))
 	for range 3 {
-		var l statLine
+		var l looks.StatLine
 		if err := d.Decode(&l); err != nil {
 			t.Fatal(err)
 		}
@@ -349,32 +340,6 @@ func TestStat(t *testing.T) {
 	e.wrap(func(s ctl.Store) ctl.Store { return &overlay{s, func(int, uint64, []byte) { cancel() }} })
 	if r := e.runContext(ctx, "", "stat", "--interval", "1h"); r.code != ctl.ExitOK {
 		t.Errorf("%+v", r)
-	}
-}
-
-// A directory node that does not lead does not know what is lost, so it counts as held; zero
-// would say that nothing is.
-func TestStatOfAFollower(t *testing.T) {
-	ns := &dirpb.Namespace{Id: 1, Name: "default", LimitBytes: 50 * layout.UnitSize}
-	u := &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40, LostUnits: 3, LiveUnits: 20, Short: true,
-		Estimated: true}
-	st := &dirpb.StatusReply{
-		Map:   &dirpb.Map{Namespaces: []*dirpb.Namespace{ns}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}},
-		Usage: []*dirpb.PGUsage{u}}
-	l := statLine{Live: 20 * layout.UnitSize}
-	l.usage(st, ns)
-	if l.Held != 17*layout.UnitSize || l.Lost == nil || *l.Lost != 3*layout.UnitSize || l.Short == nil || !*l.Short ||
-		l.Free != 10*layout.UnitSize {
-		t.Errorf("a leader: %+v", l)
-	}
-	st.Usage[0] = &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40}
-	l.usage(st, ns)
-	if l.Held != 20*layout.UnitSize || l.Lost != nil || l.Short != nil || l.Free != 10*layout.UnitSize {
-		t.Errorf("a follower: %+v", l)
-	}
-	if b, err := json.Marshal(l); err != nil || !strings.Contains(string(b), `"lost_bytes":null`) ||
-		!strings.Contains(string(b), `"short":null`) {
-		t.Errorf("%s, %v", b, err)
 	}
 }
 

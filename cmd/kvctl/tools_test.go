@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/cost"
 	"github.com/kvd-project/kvd/internal/ctl"
+	looks "github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -449,7 +450,7 @@ func TestCheckFinds(t *testing.T) {
 		e.must("value", "put", fmt.Sprintf("key%d", i))
 	}
 	e.must(strings.Repeat("long", 2<<20), "put", "long")
-	rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--no-repair"))
+	rep := decode[looks.CheckReport](t, e.must("", "-o", "json", "check", "--no-repair"))
 	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 5 ||
 		rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
 		t.Fatalf("clean store: %+v", rep)
@@ -542,7 +543,7 @@ func TestCheckFinds(t *testing.T) {
 			e.t = t
 			e.wrap(func(s ctl.Store) ctl.Store { return &overlay{s, c.patch} })
 			r := e.run("", "-o", "json", "check", "--no-repair")
-			rep := decode[checkReport](t, r.stdout)
+			rep := decode[looks.CheckReport](t, r.stdout)
 			if r.code != ctl.ExitNo || rep.OK || rep.Total == 0 {
 				t.Fatalf("exit %d, %+v %s", r.code, rep, r.stderr)
 			}

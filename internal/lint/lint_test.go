@@ -195,6 +195,9 @@ var imports = []row{
 		"internal/dirpb internal/inside internal/layout internal/patient " +
 		"internal/redis/collection internal/redis/resp internal/units",
 		"commands on many keys share no code with other groups but internal/ctl"},
+	{"internal/ctl/inside", "client index index/repair internal/check internal/ctl internal/dirpb internal/layout " +
+		"internal/overview internal/patient",
+		"commands on bytes in remote memory share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 

@@ -1,4 +1,4 @@
-package main
+package inside
 
 import (
 	"cmp"
@@ -176,8 +176,8 @@ type bigKey struct {
 	bytes, value uint64
 }
 
-// sizeClass counts the records of more than half of UpTo bytes, and at most that.
-type sizeClass struct {
+// SizeClass counts the records of more than half of UpTo bytes, and at most that.
+type SizeClass struct {
 	UpTo  uint64 `json:"up_to"`
 	Keys  uint64 `json:"keys"`
 	Bytes uint64 `json:"bytes"`
@@ -188,7 +188,7 @@ const headBytes = layout.RecordHeaderSize + client.MaxKeyLen + 1<<10
 
 func (a *commands) bigkeys(ctx context.Context, n int) error {
 	largest := top[bigKey]{n: n, less: func(a, b bigKey) int { return cmp.Compare(a.bytes, b.bytes) }}
-	var classes [65]sizeClass
+	var classes [65]SizeClass
 	var keys, total, changed uint64
 	err := a.walk(ctx, "bigkeys", func(w *walker) error {
 		return w.each(func(p *part) error {
@@ -208,7 +208,7 @@ func (a *commands) bigkeys(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	used := []sizeClass{}
+	used := []SizeClass{}
 	for i, c := range classes {
 		if c.UpTo = 1 << i; c.Keys > 0 {
 			used = append(used, c)
@@ -231,7 +231,7 @@ func (a *commands) bigkeys(ctx context.Context, n int) error {
 	for _, c := range used {
 		most = max(most, c.Keys)
 	}
-	a.PrintTable(ctl.Row{"Up to", "Keys", "Bytes", "% of bytes", ""}, ctl.MapTo(used, func(c sizeClass) ctl.Row {
+	a.PrintTable(ctl.Row{"Up to", "Keys", "Bytes", "% of bytes", ""}, ctl.MapTo(used, func(c SizeClass) ctl.Row {
 		return ctl.Row{ctl.BytesText(c.UpTo), c.Keys, c.Bytes, ctl.Percent(c.Bytes, total),
 			strings.Repeat("█", int((c.Keys*40+most-1)/most))}
 	}))

@@ -1,4 +1,4 @@
-package main
+package inside
 
 import (
 	"context"
@@ -55,8 +55,8 @@ func (a *commands) checkCommand() *cobra.Command {
 	return c
 }
 
-// checkReport is what was found, and what janitors did before.
-type checkReport struct {
+// CheckReport is what was found, and what janitors did before.
+type CheckReport struct {
 	OK bool `json:"ok"`
 	*check.Report
 
@@ -91,8 +91,8 @@ func (a *commands) check(ctx context.Context, repair, free bool, patient time.Du
 
 // examine repairs the namespace, if it is to, frees what is lost, if it is to, and checks it.
 func (a *commands) examine(ctx context.Context, b ctl.Backend, s ctl.Store, st *dirpb.StatusReply, ns *dirpb.Namespace,
-	repair, free bool, patient time.Duration) (*checkReport, error) {
-	rep := &checkReport{Report: check.NewReport()}
+	repair, free bool, patient time.Duration) (*CheckReport, error) {
+	rep := &CheckReport{Report: check.NewReport()}
 	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, ctl.ErrStalled) {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ const recallPause = 2 * time.Second
 // scrub has janitors scrub every placement group that can be, and waits until they
 // and the recalls that they cause are done.
 func (a *commands) scrub(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace, patient time.Duration,
-	rep *checkReport) error {
+	rep *CheckReport) error {
 	for round := 1; ; round++ {
 		lost := rep.Lost
 		rep.Lost = 0
@@ -272,7 +272,7 @@ func unfinished(id uint32, st *dirpb.StatusReply) string {
 
 // scrubStep starts what can be started and looks how far the rest is.
 func (a *commands) scrubStep(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace, st *dirpb.StatusReply,
-	groups map[uint32]*scrubbing, recalls map[uint32]bool, rep *checkReport) (p ctl.Progress, done bool, err error) {
+	groups map[uint32]*scrubbing, recalls map[uint32]bool, rep *CheckReport) (p ctl.Progress, done bool, err error) {
 	jobs := make(map[uint32]*dirpb.Job)   // by id
 	busy := make(map[uint32][]*dirpb.Job) // by placement group
 	for _, j := range st.GetJobs() {
@@ -375,7 +375,7 @@ func (a *commands) startScrub(ctx context.Context, b ctl.Backend, pg uint32, u *
 	return nil
 }
 
-func (a *commands) printCheck(r *checkReport) error {
+func (a *commands) printCheck(r *CheckReport) error {
 	if a.JSON() {
 		return a.PrintJSON(r)
 	}

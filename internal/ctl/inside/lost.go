@@ -1,4 +1,4 @@
-package main
+package inside
 
 import (
 	"context"
@@ -19,7 +19,7 @@ const lostSegments = 16
 // they were. It mends those that have a good copy: janitors may have been kept from it, by a move that does not end for
 // such a record.
 func (a *commands) freeLost(ctx context.Context, b ctl.Backend, st *dirpb.StatusReply, ns *dirpb.Namespace,
-	rep *checkReport) (
+	rep *CheckReport) (
 	err error) {
 	s, err := b.Open(ctx, ctl.SessionOptions{})
 	if err != nil {
