@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/ctl/keys"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -195,7 +196,7 @@ var groups = []struct {
 	{"cluster", operateCommands},
 	{"cluster", tenantsCommands},
 	{"tools", inside.Commands},
-	{"tools", measureCommands},
+	{"tools", measure.Commands},
 }
 
 // flags are the global ones as they come.

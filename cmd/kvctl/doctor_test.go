@@ -13,43 +13,8 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/ctl"
-	"github.com/kvd-project/kvd/internal/doctor"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 )
-
-func TestDoctorTable(t *testing.T) {
-	var out bytes.Buffer
-	a := &commands{ctl.New(nil, &out, &out)}
-	a.Output = "table"
-	findings := []doctor.Finding{
-		{Group: "one", Check: "a", Level: doctor.OK, Found: "fine"},
-		{Group: "one", Check: "long", Level: doctor.Note, Found: "so", Advice: "do that"},
-		{Group: "two", Check: "b", Level: doctor.Warn, Found: "bad"},
-	}
-	if err := a.doctor(findings, nil); err != nil {
-		t.Errorf("nothing failed: %v", err)
-	}
-	findings = append(findings, doctor.Finding{Group: "two", Check: "c", Level: doctor.Fail, Found: "worse",
-		Advice: "run"})
-	out.Reset()
-	if err := a.doctor(findings, nil); ctl.ExitCode(err) != ctl.ExitNo {
-		t.Errorf("something failed: %v", err)
-	}
-	const want = `one
-  ok    a     fine
-  note  long  so
-              -> do that
-
-two
-  warn  b     bad
-  FAIL  c     worse
-              -> run
-
-1 ok, 1 note, 1 warn, 1 FAIL
-`
-	if out.String() != want {
-		t.Errorf("got\n%swant\n%s", out.String(), want)
-	}
-}
 
 // It needs no store, and its status says whether something failed.
 func TestDoctorHere(t *testing.T) {
@@ -109,7 +74,7 @@ func TestDoctorAgainst(t *testing.T) {
 	addr, stop := serveDoctor(t, "--provider", "tcp")
 	type report struct {
 		Findings []map[string]string
-		Results  []measured
+		Results  []measure.Measured
 	}
 	run := func(args ...string) (report, result) {
 		var out, errs bytes.Buffer
@@ -136,8 +101,8 @@ func TestDoctorAgainst(t *testing.T) {
 			t.Errorf("%s: %q\n%s%s", check, levels[check], r.stdout, r.stderr)
 		}
 	}
-	if len(got.Results) != len(endCases) || r.code != ctl.ExitOK {
-		t.Errorf("%d results, status %d, want %d and %d", len(got.Results), r.code, len(endCases), ctl.ExitOK)
+	if len(got.Results) != len(measure.EndCases) || r.code != ctl.ExitOK {
+		t.Errorf("%d results, status %d, want %d and %d", len(got.Results), r.code, len(measure.EndCases), ctl.ExitOK)
 	}
 	for _, m := range got.Results {
 		if m.Provider != "tcp" || m.MedianNanos <= 0 || m.MiBPerSec <= 0 {

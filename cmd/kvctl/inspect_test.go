@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	looks "github.com/kvd-project/kvd/internal/ctl/inside"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -346,15 +347,16 @@ func TestStat(t *testing.T) {
 func TestLatency(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	e.must("", "put", "k", "v")
-	good := func(l latencyLine, gets, missing int64) {
+	good := func(l measure.LatencyLine, gets, missing int64) {
 		t.Helper()
 		if l.Gets != gets || l.NotFound != missing || l.Errors != 0 || l.Min <= 0 || float64(l.Min) > l.Avg ||
 			l.Min > l.P50 || l.P50 > l.P99 || l.P99 > l.Max {
 			t.Errorf("%+v", l)
 		}
 	}
-	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "k", "--count", "50", "--pause", "0s")), 50, 0)
-	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "--count", "5", "--pause", "1ms")), 5, 5)
+	good(decode[measure.LatencyLine](t, e.must("", "-o", "json", "latency", "k", "--count", "50", "--pause", "0s")), 50,
+		0)
+	good(decode[measure.LatencyLine](t, e.must("", "-o", "json", "latency", "--count", "5", "--pause", "1ms")), 5, 5)
 	out := e.must("", "-o", "json", "latency", "k", "--history", "--interval", "20ms", "--pause", "1ms", "--count",
 		"100")
 	if n := strings.Count(out, "\n"); n < 2 {
@@ -366,7 +368,7 @@ func TestLatency(t *testing.T) {
 	}
 	e.wrap(func(s ctl.Store) ctl.Store { return &failing{s, client.ErrUnavailable} })
 	r := e.run("", "-o", "json", "latency", "k", "--count", "3", "--pause", "0s")
-	if l := decode[latencyLine](t, r.stdout); r.code != ctl.ExitUnavailable || l.Errors != 3 || l.Gets != 0 {
+	if l := decode[measure.LatencyLine](t, r.stdout); r.code != ctl.ExitUnavailable || l.Errors != 3 || l.Gets != 0 {
 		t.Errorf("%+v", r)
 	}
 }

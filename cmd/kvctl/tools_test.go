@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/cost"
 	"github.com/kvd-project/kvd/internal/ctl"
 	looks "github.com/kvd-project/kvd/internal/ctl/inside"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -176,26 +177,6 @@ func TestPerfRegister(t *testing.T) {
 	}
 }
 
-func TestPerfHome(t *testing.T) {
-	for _, c := range []struct {
-		app  ctl.App
-		to   string
-		want string // "": an error
-	}{
-		{ctl.App{}, "shm,@x,1,0", "@"},
-		{ctl.App{}, "tcp,127.0.0.1:1,1,0", "127.0.0.1:0"},
-		{ctl.App{TLSCA: "ca"}, "tcp,127.0.0.1:1,1,0", ""},
-		{ctl.App{TLSCA: "ca", TLSCert: "cert"}, "tcp,127.0.0.1:1,1,0", "127.0.0.1:0"},
-		{ctl.App{}, "tcp,127.0.0.1,1,0", ""},
-	} {
-		provider, _, _ := strings.Cut(c.to, ",")
-		home, err := (&commands{&c.app}).perfHome(provider, c.to)
-		if (c.want == "") != (err != nil) || !strings.HasPrefix(home, c.want) {
-			t.Errorf("%s: %q, %v; want %q", c.to, home, err, c.want)
-		}
-	}
-}
-
 func TestPerfConnect(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	for _, to := range []string{"", "tcp", "tcp,127.0.0.1:1,x,0", "tcp,127.0.0.1:1,1,y"} {
@@ -224,7 +205,7 @@ func TestBench(t *testing.T) {
 			out := e.must("", "-o", "json", "bench", "-w", w, "--records", fmt.Sprint(records), "--ops",
 				fmt.Sprint(ops),
 				"--threads", "3", "--batch", batch, "--value-size", "50")
-			r := decode[benchReport](t, out)
+			r := decode[measure.BenchReport](t, out)
 			n := int64(0)
 			for _, o := range r.Operations {
 				n += o.Count
@@ -247,7 +228,8 @@ func TestBench(t *testing.T) {
 		t.Error(out)
 	}
 	// Without the records every read misses, and says so.
-	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C", "--records",
+	r := decode[measure.BenchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C",
+		"--records",
 		"100", "--ops", "10"))
 	if len(r.Operations) != 1 || r.Operations[0].NotFound != 10 {
 		t.Errorf("%+v", r.Operations)
@@ -365,7 +347,7 @@ func TestBenchLeavesNothing(t *testing.T) {
 	e.must("", "bench", "--no-load", "--prefix", prefix, "--records", "100", "--ops", "50", "--cleanup")
 	clean("--no-load --cleanup")
 	e.must("", "bench", "--keep", "--records", "100", "--ops", "10")
-	e.must("", "del", "--prefix", benchPrefix)
+	e.must("", "del", "--prefix", "kvctl-bench/")
 	clean("del --prefix")
 }
 

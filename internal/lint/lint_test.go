@@ -198,6 +198,10 @@ var imports = []row{
 	{"internal/ctl/inside", "client index index/repair internal/check internal/ctl internal/dirpb internal/layout " +
 		"internal/overview internal/patient",
 		"commands on bytes in remote memory share no code with other groups but internal/ctl"},
+	{"internal/ctl/measure", "client internal/cost internal/ctl internal/doctor internal/netsrv internal/overview " +
+		"internal/patient internal/providers internal/units internal/verbperf internal/webget " +
+		"internal/ycsb rdma rdma/verbs",
+		"commands on measurements share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 

@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"cmp"
@@ -126,14 +126,14 @@ func (a *commands) passiveEnd(provider, addr string) (*verbperf.Passive, error) 
 	return s, nil
 }
 
-// measured is what one verb of one provider did.
-type measured struct {
+// Measured is what one verb of one provider did.
+type Measured struct {
 	Provider string `json:"provider"`
 	verbperf.Result
 }
 
 // against measures the way to a machine on which kvctl doctor --serve runs.
-func (a *commands) against(ctx context.Context, target string) (findings []doctor.Finding, results []measured,
+func (a *commands) against(ctx context.Context, target string) (findings []doctor.Finding, results []Measured,
 	err error) {
 	host, port, err := net.SplitHostPort(target)
 	if err != nil {
@@ -253,8 +253,8 @@ func addrsTo(addr string) (out [2]netip.Addr, err error) {
 	return out, nil
 }
 
-// endCases are what is measured of each provider.
-var endCases = []verbperf.Case{
+// EndCases are what is measured of each provider.
+var EndCases = []verbperf.Case{
 	{Op: rdma.OpWrite, PingPong: true, Bytes: 8, Iters: 50, Depth: 1},
 	{Op: rdma.OpRead, Bytes: 64 << 10, Iters: 200, Depth: 16},
 	{Op: rdma.OpWrite, Bytes: 64 << 10, Iters: 200, Depth: 16},
@@ -264,7 +264,7 @@ var endCases = []verbperf.Case{
 
 // measureEnd measures a provider, and gives what it has if a verb fails.
 func (a *commands) measureEnd(ctx context.Context, provider, to string, add func(doctor.Level, string, string, string),
-) (rs []measured, err error) {
+) (rs []Measured, err error) {
 	dev, err := a.perfOpen(provider)
 	if err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (a *commands) measureEnd(ctx context.Context, provider, to string, add func
 		return nil, err
 	}
 	defer a.Closed("connection", p.Close)
-	cases := slices.Clone(endCases)
+	cases := slices.Clone(EndCases)
 	if p.Home, err = a.perfHome(provider, to); err != nil {
 		add(doctor.Note, provider+" "+cases[0].String(), "not measured: "+err.Error(), "")
 		cases = cases[1:]
@@ -287,7 +287,7 @@ func (a *commands) measureEnd(ctx context.Context, provider, to string, add func
 		if err != nil {
 			return rs, fmt.Errorf("%v of %d bytes: %w", c, c.Bytes, err)
 		}
-		rs = append(rs, measured{provider, r})
+		rs = append(rs, Measured{provider, r})
 	}
 	return rs, nil
 }

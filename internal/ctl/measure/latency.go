@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"context"
@@ -68,8 +68,8 @@ func (a *commands) latencyCommand() *cobra.Command {
 	return c
 }
 
-// latencyLine is what was measured in one interval; times are nanoseconds.
-type latencyLine struct {
+// LatencyLine is what was measured in one interval; times are nanoseconds.
+type LatencyLine struct {
 	Gets     int64   `json:"gets"`
 	NotFound int64   `json:"not_found"` // of gets
 	Errors   int64   `json:"errors"`    // not among gets
@@ -87,7 +87,7 @@ const latencyMax = 10 * time.Minute
 func (a *commands) latency(ctx context.Context, s ctl.Store, key []byte, o latencyOptions) error {
 	tty := ctl.IsTerminal(a.Stdout) && !a.JSON()
 	hist := hdrhistogram.New(1, int64(latencyMax), 3)
-	var l latencyLine
+	var l LatencyLine
 	var failed error
 	begin := time.Now()
 	since, shown := begin, begin
@@ -131,7 +131,7 @@ func (a *commands) latency(ctx context.Context, s ctl.Store, key []byte, o laten
 				return err
 			}
 			hist.Reset()
-			l, since, shown = latencyLine{}, now, now
+			l, since, shown = LatencyLine{}, now, now
 		case tty && now.Sub(shown) >= 100*time.Millisecond:
 			shown = now
 			if err := a.printLatency(&l, hist, ""); err != nil {
@@ -154,7 +154,7 @@ const latencyText = "%10s %10s %10s %10s %10s %10s %8s %7s\n"
 
 // printLatency prints l over what a terminal shows of it; end is empty if it is to
 // be printed over, too.
-func (a *commands) printLatency(l *latencyLine, h *hdrhistogram.Histogram, end string) error {
+func (a *commands) printLatency(l *LatencyLine, h *hdrhistogram.Histogram, end string) error {
 	if l.Gets > 0 {
 		l.Min, l.Avg, l.P50, l.P99, l.Max = h.Min(), h.Mean(), h.ValueAtQuantile(50), h.ValueAtQuantile(99), h.Max()
 	}

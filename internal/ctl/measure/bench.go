@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"cmp"
@@ -137,7 +137,8 @@ type opReport struct {
 	Max       int64   `json:"max_ns"`
 }
 
-type benchReport struct {
+// BenchReport is what bench prints: its operations, by kind.
+type BenchReport struct {
 	Workload     string            `json:"workload"`
 	Distribution string            `json:"distribution"`
 	Records      uint64            `json:"records"`
@@ -167,7 +168,7 @@ func (a *commands) bench(ctx context.Context, o *benchOptions) error {
 	}
 	return a.With(ctx, ctl.SessionOptions{Lanes: o.lanes}, func(s ctl.Store) error {
 		b := &bench{a: a, o: o, s: s, w: w, dist: dist, keys: ycsb.NewKeyspace(o.records)}
-		rep := benchReport{Workload: w.Name, Records: o.records, ValueBytes: o.valueSize, Threads: o.threads,
+		rep := BenchReport{Workload: w.Name, Records: o.records, ValueBytes: o.valueSize, Threads: o.threads,
 			Batch: o.batch, Seed: o.seed,
 			Distribution: w.Distribution.String(), Prefix: o.prefix, Kept: o.keep || o.noLoad && !o.cleanup}
 		if dist != 0 {
@@ -220,7 +221,7 @@ func (a *commands) bench(ctx context.Context, o *benchOptions) error {
 	})
 }
 
-func (a *commands) printBench(r *benchReport) error {
+func (a *commands) printBench(r *BenchReport) error {
 	if a.JSON() {
 		return a.PrintJSON(r)
 	}

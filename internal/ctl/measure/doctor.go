@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"fmt"
@@ -64,7 +64,7 @@ func (a *commands) doctorCommand() *cobra.Command {
 	return c
 }
 
-func (a *commands) doctor(findings []doctor.Finding, results []measured) error {
+func (a *commands) doctor(findings []doctor.Finding, results []Measured) error {
 	count := map[doctor.Level]int{}
 	for _, f := range findings {
 		count[f.Level]++
