@@ -20,6 +20,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/ctl/keys"
 	"github.com/kvd-project/kvd/internal/ctl/measure"
+	"github.com/kvd-project/kvd/internal/ctl/operate"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -193,7 +194,7 @@ var groups = []struct {
 }{
 	{"keys", keys.Commands},
 	{"keys", bulk.Commands},
-	{"cluster", operateCommands},
+	{"cluster", operate.Commands},
 	{"cluster", tenantsCommands},
 	{"tools", inside.Commands},
 	{"tools", measure.Commands},

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/operate"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -90,7 +91,7 @@ func TestBrokers(t *testing.T) {
 		t.Errorf("exit status %d\n%s%s", code, out, errs)
 	}
 	code, out, errs = kvctl(here, "-o", "json", "brokers", "--interval=1ms")
-	line := brokerLine{brokerNumbers: &brokerNumbers{}}
+	line := operate.BrokerLine{BrokerNumbers: &operate.BrokerNumbers{}}
 	if err := json.Unmarshal([]byte(out), &line); err != nil || code != ctl.ExitOK || line.Name != host+"/12" ||
 		line.Identity != id || line.Operations != 500*3+100 || line.Rate == nil || *line.Rate <= 0 ||
 		line.Version != "v1.4.0" || line.Shared != 128<<20 || line.Queues != 3 || line.Broken != 1 {

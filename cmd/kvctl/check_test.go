@@ -346,7 +346,11 @@ func TestOperateStore(t *testing.T) {
 		if st, err = e.store.Status(ctx); err != nil {
 			t.Fatal(err)
 		}
-		n = nodeNamed(st.GetMap(), "m2").GetState()
+		for _, node := range st.GetMap().GetNodes() {
+			if node.GetName() == "m2" {
+				n = node.GetState()
+			}
+		}
 	}
 	check("lost a memory node", copies)
 	e.must("", "nodes", "remove", "m2")

@@ -202,6 +202,10 @@ var imports = []row{
 		"internal/patient internal/providers internal/units internal/verbperf internal/webget " +
 		"internal/ycsb rdma rdma/verbs",
 		"commands on measurements share no code with other groups but internal/ctl"},
+	{"internal/ctl/operate", "internal/buildinfo internal/certs internal/ctl internal/dirpb internal/hostid " +
+		"internal/identity internal/keeper internal/layout internal/overview " +
+		"internal/peers/peerspb internal/webget internal/wrongport",
+		"commands on the cluster share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 

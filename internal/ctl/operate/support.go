@@ -1,4 +1,4 @@
-package main
+package operate
 
 import (
 	"archive/tar"
@@ -149,7 +149,7 @@ func parsePages(pages []string) ([]*url.URL, error) {
 // fillBundle adds everything. Only an error of the bundle's own file ends it early.
 func (a *commands) fillBundle(ctx context.Context, b *bundleFile, pages []*url.URL, cfg *tls.Config,
 	o bundleOptions) error {
-	about := fmt.Sprintf("%s\n%s %s/%s\n%s\n", buildinfo.Line("kvctl", version), runtime.Version(), runtime.GOOS,
+	about := fmt.Sprintf("%s\n%s %s/%s\n%s\n", buildinfo.Line("kvctl", a.Version), runtime.Version(), runtime.GOOS,
 		runtime.GOARCH, b.now.UTC().Format(time.RFC3339))
 	if err := b.add("kvctl.txt", []byte(about), nil); err != nil {
 		return err

@@ -1,4 +1,4 @@
-package main
+package operate
 
 import (
 	"bufio"
@@ -61,8 +61,8 @@ func (a *commands) brokersCommand() *cobra.Command {
 	return c
 }
 
-// brokerNumbers are what a broker tells of itself.
-type brokerNumbers struct {
+// BrokerNumbers are what a broker tells of itself.
+type BrokerNumbers struct {
 	Version    string   `json:"version"`
 	Socket     string   `json:"socket"`
 	Programs   uint64   `json:"programs"`
@@ -75,14 +75,14 @@ type brokerNumbers struct {
 	Broken     uint64   `json:"protocol_errors"`
 }
 
-// brokerLine is a broker as kvctl shows it. Numbers are nil if they are not known.
-type brokerLine struct {
+// BrokerLine is a broker as kvctl shows it. Numbers are nil if they are not known.
+type BrokerLine struct {
 	Name       string   `json:"name"`
 	Identity   string   `json:"identity,omitempty"`
 	Namespaces []string `json:"namespaces"`
 	Page       string   `json:"page,omitempty"`
 	Error      string   `json:"error,omitempty"` // why it did not answer
-	*brokerNumbers
+	*BrokerNumbers
 }
 
 var (
@@ -91,8 +91,8 @@ var (
 )
 
 // parseBroker reads a broker's page of metrics.
-func parseBroker(page []byte) (*brokerNumbers, error) {
-	n := &brokerNumbers{}
+func parseBroker(page []byte) (*BrokerNumbers, error) {
+	n := &BrokerNumbers{}
 	sums := map[string]*uint64{"kvd_broker_programs": &n.Programs, "kvd_broker_queues": &n.Queues,
 		"kvd_broker_arena_bytes": &n.Shared, "kvd_broker_operations_total": &n.Operations,
 		"kvd_broker_value_bytes_total": &n.Bytes, "kvd_broker_connections_refused_total": &n.Refused,
@@ -153,8 +153,8 @@ func (a *commands) askBroker(ctx context.Context, b *overview.Broker, path strin
 type heard struct {
 	*overview.Broker
 	err error
-	was *brokerNumbers // before, if it was asked before
-	is  *brokerNumbers // nil: it has no page
+	was *BrokerNumbers // before, if it was asked before
+	is  *BrokerNumbers // nil: it has no page
 }
 
 // measure asks brokers how they are, those that have answered so far.
@@ -208,8 +208,8 @@ func (a *commands) listBrokers(ctx context.Context, b ctl.Backend, interval time
 
 func (a *commands) printBrokers(all []*heard) error {
 	silent := 0
-	lines := ctl.MapTo(all, func(x *heard) brokerLine {
-		l := brokerLine{Name: x.Name(), Identity: x.Identity, Namespaces: x.Namespaces, brokerNumbers: x.is}
+	lines := ctl.MapTo(all, func(x *heard) BrokerLine {
+		l := BrokerLine{Name: x.Name(), Identity: x.Identity, Namespaces: x.Namespaces, BrokerNumbers: x.is}
 		if x.Page != nil {
 			l.Page = x.Page.String()
 		}
@@ -230,7 +230,7 @@ func (a *commands) printBrokers(all []*heard) error {
 	}
 	if !a.JSON() {
 		a.PrintTable(ctl.Row{"Broker", "Namespaces", "Page", "Socket", "Programs", "Operations/s", "Shared", "State"},
-			ctl.MapTo(lines, brokerLine.row))
+			ctl.MapTo(lines, BrokerLine.row))
 	}
 	if silent > 0 {
 		return ctl.ExitWith(ctl.ExitUnavailable, fmt.Errorf("%d of %d brokers did not answer", silent, len(lines)))
@@ -238,9 +238,9 @@ func (a *commands) printBrokers(all []*heard) error {
 	return nil
 }
 
-func (l brokerLine) row() ctl.Row {
+func (l BrokerLine) row() ctl.Row {
 	namespaces, page := strings.Join(l.Namespaces, ","), cmp.Or(l.Page, "-")
-	n := l.brokerNumbers
+	n := l.BrokerNumbers
 	if n == nil {
 		state := "no answer"
 		if l.Error == "" {
