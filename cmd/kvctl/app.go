@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl/keys"
 	"github.com/kvd-project/kvd/internal/ctl/measure"
 	"github.com/kvd-project/kvd/internal/ctl/operate"
+	"github.com/kvd-project/kvd/internal/ctl/tenants"
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -195,7 +196,7 @@ var groups = []struct {
 	{"keys", keys.Commands},
 	{"keys", bulk.Commands},
 	{"cluster", operate.Commands},
-	{"cluster", tenantsCommands},
+	{"cluster", tenants.Commands},
 	{"tools", inside.Commands},
 	{"tools", measure.Commands},
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 )
 
+const day = 24 * time.Hour
+
 // readCert gives the certificate of a file.
 func readCert(t *testing.T, file string) *x509.Certificate {
 	t.Helper()

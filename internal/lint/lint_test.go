@@ -206,6 +206,9 @@ var imports = []row{
 		"internal/identity internal/keeper internal/layout internal/overview " +
 		"internal/peers/peerspb internal/webget internal/wrongport",
 		"commands on the cluster share no code with other groups but internal/ctl"},
+	{"internal/ctl/tenants", "client internal/authority internal/certs internal/ctl internal/dirpb " +
+		"internal/identity internal/overview",
+		"commands on namespaces and their users share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 
