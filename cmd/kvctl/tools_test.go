@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -9,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -801,46 +799,6 @@ func TestTLSFlags(t *testing.T) {
 		ctl.ExitUnavailable {
 		t.Errorf("%+v", r)
 	}
-}
-
-func TestParseBytes(t *testing.T) {
-	for s, want := range map[string]uint64{"0": 0, "17": 17, "4KiB": 4096, "4k": 4096, "1.5 MiB": 3 << 19,
-		"2GB": 2 << 30, "1TiB": 1 << 40, "8B": 8} {
-		if got, err := ctl.ParseBytes(s); err != nil || got != want {
-			t.Errorf("%q: %d %v, want %d", s, got, err, want)
-		}
-	}
-	for _, s := range []string{"", "x", "-1", "1XB", "1e30TiB", "NaN", "KiB", "4KiBiB"} {
-		if got, err := ctl.ParseBytes(s); err == nil {
-			t.Errorf("%q: %d, want an error", s, got)
-		}
-	}
-}
-
-func TestPrintTable(t *testing.T) {
-	var out bytes.Buffer
-	a := newProgram(nil, &out, nil)
-	a.PrintTable(ctl.Row{"Name", "N"}, []ctl.Row{{"a", 1}, {"b", "22.5"}, {"c", "-"}})
-	want := " Name     N\n────────────\n a        1\n b     22.5\n c        -\n"
-	if out.String() != want {
-		t.Errorf("%q\nwant %q", out.String(), want)
-	}
-}
-
-func FuzzParseBytes(f *testing.F) {
-	for _, s := range []string{"1.5GiB", "4096", "1e3K", "NaN", "0x1p40", "4611686018427387904", "-0"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, in string) {
-		n, err := ctl.ParseBytes(in)
-		if err == nil && n >= 1<<62 || err != nil && n != 0 {
-			t.Fatalf("%q is %d, %v", in, n, err)
-		}
-		if again, err2 := ctl.ParseBytes(strconv.FormatUint(n, 10)); err == nil && n < 1<<53 &&
-			(err2 != nil || again != n) {
-			t.Fatalf("%q is %d, read again %d, %v", in, n, again, err2)
-		}
-	})
 }
 
 // The dump of a key that a transaction is about to change shows the intent, the records before and after, and the

@@ -17,8 +17,8 @@ import (
 type commands struct{ *ctl.App }
 
 // Commands are those that move many keys in and out.
-func Commands(x *ctl.App) []*cobra.Command {
-	a := &commands{x}
+func Commands(app *ctl.App) []*cobra.Command {
+	a := &commands{app}
 	return []*cobra.Command{ctl.Changes(a.pipeCommand()), a.importCommand(), a.exportCommand(), a.mirrorCommand(),
 		a.snapshotCommand()}
 }

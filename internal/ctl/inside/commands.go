@@ -16,8 +16,8 @@ import (
 type commands struct{ *ctl.App }
 
 // Commands are those that look into remote memory.
-func Commands(x *ctl.App) []*cobra.Command {
-	a := &commands{x}
+func Commands(app *ctl.App) []*cobra.Command {
+	a := &commands{app}
 	return []*cobra.Command{a.statCommand(), a.bigkeysCommand(), a.duCommand(), a.hotkeysCommand(), a.dumpCommand(),
 		a.checkCommand()}
 }

@@ -16,12 +16,11 @@ import (
 type commands struct{ *ctl.App }
 
 // Commands are those that read and change single keys.
-func Commands(x *ctl.App) []*cobra.Command {
-	a := &commands{x}
+func Commands(app *ctl.App) []*cobra.Command {
+	a := &commands{app}
 	return []*cobra.Command{ctl.Changes(a.putCommand()), a.getCommand(), ctl.Changes(a.delCommand()),
 		ctl.Changes(a.casCommand()),
 		ctl.Changes(a.txnCommand()), ctl.Changes(a.incrCommand()), ctl.Changes(a.ttlCommand()), a.mgetCommand(),
-		a.existsCommand(),
-		a.scanCommand(), ctl.Changes(a.pinCommand()), ctl.Changes(a.unpinCommand()), a.countCommand(), a.watchCommand(),
-		a.flushCommand()}
+		a.existsCommand(), a.scanCommand(), ctl.Changes(a.pinCommand()), ctl.Changes(a.unpinCommand()),
+		a.countCommand(), a.watchCommand(), a.flushCommand()}
 }

@@ -16,7 +16,7 @@ import (
 type commands struct{ *ctl.App }
 
 // Commands are those that measure the store and the machine.
-func Commands(x *ctl.App) []*cobra.Command {
-	a := &commands{x}
+func Commands(app *ctl.App) []*cobra.Command {
+	a := &commands{app}
 	return []*cobra.Command{a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.doctorCommand()}
 }

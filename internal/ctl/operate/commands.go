@@ -17,8 +17,8 @@ import (
 type commands struct{ *ctl.App }
 
 // Commands are those that show the cluster and change its parts.
-func Commands(x *ctl.App) []*cobra.Command {
-	a := &commands{x}
+func Commands(app *ctl.App) []*cobra.Command {
+	a := &commands{app}
 	return []*cobra.Command{a.drainCommand(), a.rebalanceCommand(), a.gatewaysCommand(), a.brokersCommand(),
 		a.ViewCommand("jobs", "List background jobs: new copies, moves of shards, recalls, scrubs", a.printJobs),
 		a.statusCommand(), a.nodesCommand(), a.shardsCommand(),

@@ -16,7 +16,7 @@ import (
 type commands struct{ *ctl.App }
 
 // Commands are those about namespaces, who may use them, and certificates.
-func Commands(x *ctl.App) []*cobra.Command {
-	a := &commands{x}
+func Commands(app *ctl.App) []*cobra.Command {
+	a := &commands{app}
 	return []*cobra.Command{a.namespaceCommand(), a.whoAmICommand(), a.certsCommand(), a.tokenKeysCommand()}
 }
