@@ -2,10 +2,10 @@ package ctl
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // JobName says what a job does.
@@ -14,26 +14,9 @@ func JobName(j *dirpb.Job) string {
 	case dirpb.JobKind_JOB_MOVE, dirpb.JobKind_JOB_ABANDON:
 		return fmt.Sprintf("%s of shard %d", s, j.GetShardId())
 	case dirpb.JobKind_JOB_RECALL:
-		return fmt.Sprintf("%s of extent %s of placement group %d", s, ExtentsText(j), j.GetPgId())
+		return fmt.Sprintf("%s of extent %s of placement group %d", s, overview.ExtentsText(j), j.GetPgId())
 	default:
 		return fmt.Sprintf("%s of placement group %d", s, j.GetPgId())
-	}
-}
-
-// ExtentsText lists the extents that a job recalls.
-func ExtentsText(j *dirpb.Job) string {
-	return strings.Join(MapTo(j.GetExtents(), func(x uint32) string { return strconv.FormatUint(uint64(x), 10) }), ",")
-}
-
-// KindText is the kind of a job, and how it goes about it.
-func KindText(j *dirpb.Job) string {
-	switch s := Short(j.GetKind()); {
-	case j.GetInPlace():
-		return s + " in place"
-	case j.GetCount():
-		return s + ", count only"
-	default:
-		return s
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // Output is stdout; commands that print raw bytes ask whether it is a terminal.
@@ -130,22 +132,6 @@ func PrintProtos[M proto.Message](a *App, ms []M) error {
 	return nil
 }
 
-// Percent is the part that n is of of, in percent, or - of nothing.
-func Percent(n, of uint64) string {
-	if of == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f", float64(n)/float64(of)*100)
-}
-
-// YesNo is b for people.
-func YesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
 // JSON reports whether output is for scripts.
 func (a *App) JSON() bool { return a.Output == "json" }
 
@@ -161,6 +147,11 @@ type Row = table.Row
 
 // PrintTable prints rows below a header; numbers are aligned right.
 func (a *App) PrintTable(header Row, rows []Row) {
+	a.printAligned(header, rows, func(int) bool { return false })
+}
+
+// printAligned is PrintTable with columns that are aligned right, whatever is in them.
+func (a *App) printAligned(header Row, rows []Row, flush func(i int) bool) {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
@@ -177,7 +168,7 @@ func (a *App) PrintTable(header Row, rows []Row) {
 	t.AppendRows(rows)
 	var right []table.ColumnConfig
 	for i := range header {
-		if !slices.ContainsFunc(rows, func(r Row) bool { return !isNumber(fmt.Sprint(r[i])) }) {
+		if flush(i) || !slices.ContainsFunc(rows, func(r Row) bool { return !isNumber(fmt.Sprint(r[i])) }) {
 			right = append(right, table.ColumnConfig{Number: i + 1, Align: text.AlignRight,
 				AlignHeader: text.AlignRight})
 		}
@@ -186,6 +177,14 @@ func (a *App) PrintTable(header Row, rows []Row) {
 	for line := range strings.Lines(t.Render()) {
 		fmt.Fprintln(a.Stdout, strings.TrimRight(line, " \n"))
 	}
+}
+
+// PrintColumns prints a row of each of all.
+func PrintColumns[T any](a *App, columns overview.Columns[T], all []T) {
+	row := func(cells []string) Row { return MapTo(cells, func(s string) any { return s }) }
+	shown := slices.DeleteFunc(slices.Clone(columns), func(c overview.Column[T]) bool { return c.Head == "" })
+	a.printAligned(row(columns.Heads()), MapTo(all, func(x T) Row { return row(columns.Texts(x)) }),
+		func(i int) bool { return shown[i].Right })
 }
 
 // isNumber reports whether a cell is a number, or - in the place of one.
@@ -207,17 +206,4 @@ func When(t time.Time) string {
 		return "none"
 	}
 	return t.UTC().Format("2006-01-02T15:04:05.000Z")
-}
-
-// BytesText prints a number of bytes for people.
-func BytesText[T ~int | ~int64 | ~uint64](n T) string {
-	v, unit := float64(n), 0
-	for v >= 1024 && unit < 4 {
-		v /= 1024
-		unit++
-	}
-	if unit == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", v, [...]string{"", "KiB", "MiB", "GiB", "TiB"}[unit])
 }

@@ -102,8 +102,8 @@ var imports = []row{
 	{"internal/webget", "internal/certs internal/units", "a page is bytes, whatever process gives it"},
 	{"internal/httpd", "internal/certs internal/identity internal/netsrv",
 		"it serves what it is handed, whatever the process is"},
-	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, " +
-		"pages and metrics alike"},
+	{"internal/overview", "internal/dirpb internal/layout internal/units",
+		"it puts together what the directory says, for kvctl, pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/archive internal/broker internal/certs internal/dirpb " +
@@ -185,9 +185,10 @@ var imports = []row{
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},
 	{"examples/...", "client client/near client/prom", "it has what users have"},
-	{"internal/ctl", "client index index/repair internal/certs internal/dirclient internal/dirpb internal/identity " +
-		"internal/inside internal/overview internal/patient internal/providers internal/redis/glob internal/units rdma " +
-		"rdma/verbs", "kvctl's groups of commands share it, and it knows none of them"},
+	{"internal/ctl", "client index index/repair internal/certs internal/dirclient internal/dirpb " +
+		"internal/identity internal/inside internal/overview internal/patient " +
+		"internal/providers internal/redis/glob internal/units rdma rdma/verbs",
+		"kvctl's groups of commands share it, and it knows none of them"},
 	{"internal/ctl/keys", "client index index/repair internal/ctl internal/inside internal/layout " +
 		"internal/patient internal/units",
 		"commands on single keys share no code with other groups but internal/ctl"},
@@ -196,7 +197,7 @@ var imports = []row{
 		"internal/redis/collection internal/redis/resp internal/units",
 		"commands on many keys share no code with other groups but internal/ctl"},
 	{"internal/ctl/inside", "client index index/repair internal/check internal/ctl internal/dirpb internal/layout " +
-		"internal/overview internal/patient",
+		"internal/overview internal/patient internal/units",
 		"commands on bytes in remote memory share no code with other groups but internal/ctl"},
 	{"internal/ctl/measure", "client internal/cost internal/ctl internal/doctor internal/netsrv internal/overview " +
 		"internal/patient internal/providers internal/units internal/verbperf internal/webget " +
@@ -204,10 +205,10 @@ var imports = []row{
 		"commands on measurements share no code with other groups but internal/ctl"},
 	{"internal/ctl/operate", "internal/buildinfo internal/certs internal/ctl internal/dirpb internal/hostid " +
 		"internal/identity internal/keeper internal/layout internal/overview " +
-		"internal/peers/peerspb internal/webget internal/wrongport",
+		"internal/peers/peerspb internal/units internal/webget internal/wrongport",
 		"commands on the cluster share no code with other groups but internal/ctl"},
 	{"internal/ctl/tenants", "client internal/authority internal/certs internal/ctl internal/dirpb " +
-		"internal/identity internal/overview",
+		"internal/identity internal/overview internal/units",
 		"commands on namespaces and their users share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }

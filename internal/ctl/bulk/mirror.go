@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/patient"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Bounds of a mirror. Each worker holds what a batch has at both ends: ctl.BatchBytes, or one value of the largest
@@ -454,7 +455,7 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 			again = append(again, p)
 		case errors.Is(why, client.ErrFull):
 			full = fmt.Errorf("%s has no room for %s of %s: %w", m.dst.name, m.a.ShowKey(p.key),
-				ctl.BytesText(len(p.src.Value)), why)
+				units.Rounded(len(p.src.Value)), why)
 		default:
 			p.wrote = p.wrote || errors.Is(why, client.ErrUnknownOutcome)
 			f.add(m.dst, p, why)

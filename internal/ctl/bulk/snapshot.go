@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 const snapshotHelp = `Keep snapshots of namespaces in a folder or a bucket, and bring them back. A snapshot has the keys
@@ -600,7 +601,7 @@ func (s *snapshots) copyCommand() *cobra.Command {
 							"bytes": sizeOf(&snap.Manifest)})
 					}
 					fmt.Fprintf(s.a.Stdout, "%s of %s: %s\n", snap.ID, snap.Namespace.Name,
-						ctl.BytesText(sizeOf(&snap.Manifest)))
+						units.Rounded(sizeOf(&snap.Manifest)))
 					return nil
 				})
 			})

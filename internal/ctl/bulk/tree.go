@@ -23,6 +23,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/patient"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // TreeWorkers bounds import and export. Each worker holds one batch, so memory stays
@@ -133,7 +134,7 @@ func (t *tree) finish(err error) error {
 	r := TreeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
 		Seconds: time.Since(t.start).Seconds()}
 	if err != nil {
-		return ctl.Partly(r.Files > 0, err, "after %d files (%s)", r.Files, ctl.BytesText(r.Bytes))
+		return ctl.Partly(r.Files > 0, err, "after %d files (%s)", r.Files, units.Rounded(r.Bytes))
 	}
 	if t.a.JSON() {
 		err = t.a.PrintJSON(r)

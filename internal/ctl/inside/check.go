@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 func (a *commands) checkCommand() *cobra.Command {
@@ -119,7 +120,7 @@ func (a *commands) examine(ctx context.Context, b ctl.Backend, s ctl.Store, st *
 			rep.OK = rep.Good() && rep.Lost == 0 && rep.Freed == 0
 			return rep, err
 		}
-		a.Say("kvctl check: %s became nobody's since the scrub: checking again", ctl.BytesText(rep.Unreachable))
+		a.Say("kvctl check: %s became nobody's since the scrub: checking again", units.Rounded(rep.Unreachable))
 		rep.Report = check.NewReport()
 		rep.Problems = append(rep.Problems, freed...)
 	}
@@ -201,7 +202,7 @@ func (a *commands) scrub(ctx context.Context, b ctl.Backend, ns *dirpb.Namespace
 			case g.ended: // what leaks is counted with the rest
 				for _, j := range last.GetJobs() {
 					if j.GetPgId() == id && j.GetKind() == dirpb.JobKind_JOB_RECALL {
-						rep.Problem(id, "recall of extent %s did not end: %s", ctl.ExtentsText(j),
+						rep.Problem(id, "recall of extent %s did not end: %s", overview.ExtentsText(j),
 							unfinished(j.GetId(), last))
 					}
 				}

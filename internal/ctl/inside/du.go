@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // maxGroups bounds the prefixes that du tells apart.
@@ -127,15 +129,15 @@ func (a *commands) du(ctx context.Context, o duOptions) error {
 			"others": map[string]any{"keys": rest.keys, "bytes": rest.bytes}})
 	}
 	rows := ctl.MapTo(list, func(g *duGroup) ctl.Row {
-		return ctl.Row{a.showShort([]byte(g.prefix)), g.keys, g.bytes, ctl.BytesText(g.bytes), ctl.Percent(g.bytes,
+		return ctl.Row{a.showShort([]byte(g.prefix)), g.keys, g.bytes, units.Rounded(g.bytes), overview.Percent(g.bytes,
 			all.bytes)}
 	})
 	if rest.keys > 0 {
-		rows = append(rows, ctl.Row{"(others)", rest.keys, rest.bytes, ctl.BytesText(rest.bytes),
-			ctl.Percent(rest.bytes, all.bytes)})
+		rows = append(rows, ctl.Row{"(others)", rest.keys, rest.bytes, units.Rounded(rest.bytes),
+			overview.Percent(rest.bytes, all.bytes)})
 	}
 	a.PrintTable(ctl.Row{"Prefix", "Keys", "Bytes", "", "% of bytes"}, rows)
-	fmt.Fprintf(a.Stdout, "\n%d keys, %s", all.keys, ctl.BytesText(all.bytes))
+	fmt.Fprintf(a.Stdout, "\n%d keys, %s", all.keys, units.Rounded(all.bytes))
 	if changed > 0 {
 		fmt.Fprintf(a.Stdout, "; %d changed meanwhile", changed)
 	}

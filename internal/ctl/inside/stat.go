@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 func (a *commands) statCommand() *cobra.Command {
@@ -135,11 +136,11 @@ func (a *commands) stat(ctx context.Context, b ctl.Backend, s ctl.Store, every t
 			}
 			used, lost, short := l.Live+l.Held, "-", "-"
 			if l.Lost != nil {
-				used, lost, short = used+*l.Lost, ctl.BytesText(*l.Lost), ctl.YesNo(*l.Short)
+				used, lost, short = used+*l.Lost, units.Rounded(*l.Lost), overview.YesNo(*l.Short)
 			}
 			_, err = fmt.Fprintf(a.Stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change),
-				ctl.BytesText(l.Live), ctl.BytesText(l.Held), lost, ctl.BytesText(l.Free),
-				ctl.Percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns),
+				units.Rounded(l.Live), units.Rounded(l.Held), lost, units.Rounded(l.Free),
+				overview.Percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns),
 				fmt.Sprintf("%.1f", l.CPU))
 		}
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/patient"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
@@ -232,10 +233,10 @@ func (a *commands) bigkeys(ctx context.Context, n int) error {
 		most = max(most, c.Keys)
 	}
 	a.PrintTable(ctl.Row{"Up to", "Keys", "Bytes", "% of bytes", ""}, ctl.MapTo(used, func(c SizeClass) ctl.Row {
-		return ctl.Row{ctl.BytesText(c.UpTo), c.Keys, c.Bytes, ctl.Percent(c.Bytes, total),
+		return ctl.Row{units.Rounded(c.UpTo), c.Keys, c.Bytes, overview.Percent(c.Bytes, total),
 			strings.Repeat("█", int((c.Keys*40+most-1)/most))}
 	}))
-	fmt.Fprintf(a.Stdout, "\n%d keys, %s", keys, ctl.BytesText(total))
+	fmt.Fprintf(a.Stdout, "\n%d keys, %s", keys, units.Rounded(total))
 	if changed > 0 {
 		fmt.Fprintf(a.Stdout, "; %d changed meanwhile", changed)
 	}

@@ -1,14 +1,13 @@
 package operate
 
 import (
-	"cmp"
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *commands) auditCommand() *cobra.Command {
@@ -41,10 +40,6 @@ func (a *commands) printAudit(ctx context.Context, b ctl.Backend, req *dirpb.Aud
 	if a.JSON() {
 		return ctl.PrintProtos(a.App, rep.GetEntries())
 	}
-	a.PrintTable(ctl.Row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"},
-		ctl.MapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) ctl.Row {
-			return ctl.Row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
-				cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
-		}))
+	ctl.PrintColumns(a.App, overview.AuditColumns, rep.GetEntries())
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // brokersTogether is how many brokers are asked at a time.
@@ -252,7 +253,7 @@ func (l BrokerLine) row() ctl.Row {
 	if n.Rate != nil {
 		rate = fmt.Sprintf("%.0f", *n.Rate)
 	}
-	return ctl.Row{l.Name, namespaces, page, n.Socket, n.Programs, rate, ctl.BytesText(n.Shared), "up"}
+	return ctl.Row{l.Name, namespaces, page, n.Socket, n.Programs, rate, units.Rounded(n.Shared), "up"}
 }
 
 // findBroker finds a broker by its name, or by the address of its page.

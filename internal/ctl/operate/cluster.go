@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // printStatus prints what st says, of a large store the short form unless all is true.
@@ -69,7 +69,8 @@ func (a *commands) printStatus(st *dirpb.StatusReply, all bool) error {
 			unusedText(len(m.GetPgs())-pgs)},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodesText(m.GetNodes())},
-		{"memory", fmt.Sprintf("%s lent, %s in regions", ctl.BytesText(lent), registeredText(registered, used))},
+		{"memory", fmt.Sprintf("%s lent, %s in regions", units.Rounded(lent), overview.RegisteredText(registered,
+			used))},
 		{"atomics", atomicsText(m.GetNodes())},
 		{"namespaces", ctl.NamespacesText(st)},
 		{"shards", len(m.GetShards())},
@@ -94,12 +95,10 @@ func (a *commands) printStatus(st *dirpb.StatusReply, all bool) error {
 				"every one", shortRows, n)
 		}
 		fmt.Fprintln(a.Stdout)
-		a.PrintTable(append(ctl.Row{"Namespace"}, memoryHeader...), ctl.MapTo(sums, func(x *overview.Memory) ctl.Row {
-			return append(ctl.Row{x.Namespace}, memoryRow(x)...)
-		}))
+		ctl.PrintColumns(a.App, overview.MemoryColumns.Without("PG"), sums)
 		a.printMore(more)
 	}
-	a.printGroups(m, memories, all)
+	a.printGroups(st, memories, all)
 	if jobs := st.GetJobs(); len(jobs) > 0 {
 		more := ""
 		if n := len(jobs); !all && n > shortRows {
@@ -137,13 +136,13 @@ func (a *commands) printMore(more string) {
 }
 
 // printGroups lists the placement groups; in the short form of a large store those that lack something.
-func (a *commands) printGroups(m *dirpb.Map, memories []*overview.Memory, all bool) {
-	v, of := newView(m), make(map[uint32]*overview.Memory)
+func (a *commands) printGroups(st *dirpb.StatusReply, memories []*overview.Memory, all bool) {
+	m, of := st.GetMap(), make(map[uint32]*overview.Memory)
 	for _, x := range memories {
 		of[x.PG] = x
 	}
 	cut := !all && len(m.GetPgs()) > shortRows
-	var pgs []ctl.Row
+	var pgs []*dirpb.PlacementGroup
 	lacking, fullest := 0, 0.0
 	for _, p := range m.GetPgs() {
 		if x := of[p.GetId()]; x != nil {
@@ -157,14 +156,11 @@ func (a *commands) printGroups(m *dirpb.Map, memories []*overview.Memory, all bo
 		if cut && len(pgs) == shortRows {
 			continue
 		}
-		pgs = append(pgs,
-			append(ctl.Row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(m, p),
-				p.GetEpoch(),
-				overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
+		pgs = append(pgs, p)
 	}
 	if len(pgs) > 0 {
 		fmt.Fprintln(a.Stdout)
-		a.PrintTable(ctl.Row{"PG", "Namespace", "State", "Epoch", "Copies", "Members", "Live %", "Lost", "Short"}, pgs)
+		ctl.PrintColumns(a.App, overview.GroupColumns(st).Without("Region", "Extents recalled"), pgs)
 	}
 	if cut {
 		fmt.Fprintln(a.Stdout)
@@ -229,43 +225,6 @@ func epochText(st *dirpb.StatusReply) string {
 	return fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())
 }
 
-// view answers questions about a map.
-type view struct {
-	nodes      map[uint32]*dirpb.Node
-	namespaces map[uint32]*dirpb.Namespace
-}
-
-func newView(m *dirpb.Map) view {
-	v := view{make(map[uint32]*dirpb.Node), make(map[uint32]*dirpb.Namespace)}
-	for _, n := range m.GetNodes() {
-		v.nodes[n.GetId()] = n
-	}
-	for _, ns := range m.GetNamespaces() {
-		v.namespaces[ns.GetId()] = ns
-	}
-	return v
-}
-
-// members lists the chain from head to tail, and who is about to enter or
-// has just left it.
-func (v view) members(p *dirpb.PlacementGroup) string {
-	var names []string
-	for i, mb := range p.GetMembers() {
-		name := v.nodes[mb.GetNodeId()].GetName()
-		if p.GetJoining() && i == len(p.GetMembers())-1 {
-			name += " (joining)"
-		}
-		names = append(names, name)
-	}
-	if mb := p.GetPlanned(); mb != nil {
-		names = append(names, v.nodes[mb.GetNodeId()].GetName()+" (planned)")
-	}
-	if mb := p.GetLeaving(); mb != nil {
-		names = append(names, v.nodes[mb.GetNodeId()].GetName()+" (leaving)")
-	}
-	return strings.Join(names, ", ")
-}
-
 func (a *commands) printNodes(st *dirpb.StatusReply) error {
 	nodes := st.GetMap().GetNodes()
 	slices.SortFunc(nodes, func(x, y *dirpb.Node) int { return int(x.GetId()) - int(y.GetId()) })
@@ -284,51 +243,13 @@ func (a *commands) printNodes(st *dirpb.StatusReply) error {
 				fabrics = append(fabrics, text)
 			}
 			fmt.Fprintf(a.Stdout, "%s,\"regions\":%d,\"registered_bytes\":\"%d\",\"fabrics\":[%s]}\n",
-				bytes.TrimSuffix(b, []byte("}")), regionsOn(st.GetMap(), n.GetId()),
+				bytes.TrimSuffix(b, []byte("}")), overview.RegionsOn(st.GetMap(), n.GetId()),
 				overview.Registered(st.GetMap(), n), bytes.Join(fabrics, []byte(",")))
 		}
 		return nil
 	}
-	var rows []ctl.Row
-	for _, n := range nodes {
-		var ends []string
-		for _, e := range n.GetEndpoints() {
-			ends = append(ends, endpointText(e))
-		}
-		rows = append(rows, ctl.Row{n.GetId(), n.GetName(), overview.NodeState(n), ctl.YesNo(n.GetDraining()),
-			regionsOn(st.GetMap(), n.GetId()), ctl.BytesText(n.GetCapacityBytes()),
-			registeredText(overview.Registered(st.GetMap(), n), n.GetUsedBytes()),
-			bootText(n), n.GetDomain(), strings.Join(ends, ", ")})
-	}
-	a.PrintTable(ctl.Row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Boot", "Domain",
-		"Endpoints"},
-		rows)
+	ctl.PrintColumns(a.App, overview.NodeColumns(st.GetMap()), nodes)
 	return nil
-}
-
-// registeredText is how much of regions is registered, if that is not all.
-func registeredText(registered, used uint64) string {
-	if registered == used {
-		return ctl.BytesText(used)
-	}
-	return ctl.BytesText(registered) + " of " + ctl.BytesText(used)
-}
-
-// bootText is the number of a process whose memory the next one takes over; "-": it ends with this one.
-func bootText(n *dirpb.Node) string {
-	if !n.GetKeeps() {
-		return "-"
-	}
-	return strconv.FormatUint(n.GetBoot(), 10)
-}
-
-// endpointText says who executes atomics if a CPU alone does not go without saying.
-func endpointText(e *dirpb.Endpoint) string {
-	s := e.GetProvider() + " " + e.GetAddr()
-	if by := e.GetAtomics(); by > dirpb.AtomicsBy_ATOMICS_BY_CPU {
-		s += " atomics=" + ctl.Short(by)
-	}
-	return s
 }
 
 // atomicsText says who executes atomics on the memory of the nodes that are up.
@@ -378,7 +299,7 @@ func (a *commands) printShards(st *dirpb.StatusReply) error {
 	if err != nil {
 		return err
 	}
-	v := newView(m)
+	members := overview.Members(m)
 	byPG := shardsOf(m, ns.GetId())
 	if a.JSON() {
 		for _, p := range overview.Groups(m, ns.GetId()) {
@@ -395,13 +316,13 @@ func (a *commands) printShards(st *dirpb.StatusReply) error {
 		for _, s := range shards {
 			slots := uint64(s.GetSegments()) * (layout.SegmentGroups + 1) * layout.GroupSlots
 			rows = append(rows, ctl.Row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p),
-				v.members(p), s.GetId(),
+				members(p), s.GetId(),
 				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetSegments(),
 				slots, moveText(s)})
 		}
 		if len(shards) == 0 {
 			rows = append(rows, ctl.Row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p),
-				v.members(p), "-", "-", "-", "-", "-", ""})
+				members(p), "-", "-", "-", "-", "-", ""})
 		}
 	}
 	a.PrintTable(ctl.Row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Segments", "Slots",
@@ -442,9 +363,10 @@ func (a *commands) printStats(st *dirpb.StatusReply) error {
 		if ms := u.GetLastScrubUnixMillis(); ms != 0 {
 			scrubbed = a.Now().Sub(time.UnixMilli(ms)).Round(time.Second).String() + " ago"
 		}
-		rows = append(rows, ctl.Row{u.GetPgId(), ctl.BytesText(u.GetGrantedUnits() * layout.UnitSize),
-			ctl.BytesText(u.GetReturnedUnits() * layout.UnitSize), ctl.Percent(u.GetGrantedUnits(), u.GetHeapUnits()),
-			ctl.BytesText(u.GetIndexBytesUsed()), ctl.BytesText(u.GetLeakedUnits() * layout.UnitSize),
+		rows = append(rows, ctl.Row{u.GetPgId(), units.Rounded(u.GetGrantedUnits() * layout.UnitSize),
+			units.Rounded(u.GetReturnedUnits() * layout.UnitSize), overview.Percent(u.GetGrantedUnits(),
+				u.GetHeapUnits()),
+			units.Rounded(u.GetIndexBytesUsed()), units.Rounded(u.GetLeakedUnits() * layout.UnitSize),
 			u.GetLeakedExtents(),
 			scrubbed})
 	}
@@ -465,17 +387,12 @@ func (a *commands) printStats(st *dirpb.StatusReply) error {
 	slices.Sort(ids)
 	for _, id := range ids {
 		s := st.GetNodeStats()[id]
-		rows = append(rows, ctl.Row{names[id], s.GetConnections(), ctl.BytesText(s.GetRegisteredBytes()),
+		rows = append(rows, ctl.Row{names[id], s.GetConnections(), units.Rounded(s.GetRegisteredBytes()),
 			time.Duration(s.GetDataPathCpuNanos()).Round(time.Microsecond)})
 	}
 	a.PrintTable(ctl.Row{"Memory node", "Connections", "Registered", "CPU on the data path"}, rows)
 	fmt.Fprintln(a.Stdout)
 
-	rows = nil
-	for _, s := range st.GetSessions() {
-		rows = append(rows, ctl.Row{s.GetId(), s.GetClient(), s.GetNamespace(), ctl.Short(s.GetLife()),
-			(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second), s.GetReportEpoch()})
-	}
-	a.PrintTable(ctl.Row{"Session", "Client", "Namespace", "State", "Age", "Reclaim epoch"}, rows)
+	ctl.PrintColumns(a.App, overview.SessionColumns.Without("Identity"), st.GetSessions())
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *commands) directoryCommand() *cobra.Command {
@@ -18,16 +19,7 @@ func (a *commands) directoryCommand() *cobra.Command {
 		if a.JSON() {
 			return ctl.PrintProtos(a.App, st.GetDirectory())
 		}
-		a.PrintTable(ctl.Row{"ID", "Raft", "gRPC", "Role"}, ctl.MapTo(st.GetDirectory(),
-			func(d *dirpb.DirectoryNode) ctl.Row {
-				role := "learner"
-				if d.GetLeader() {
-					role = "leader"
-				} else if d.GetVoter() {
-					role = "voter"
-				}
-				return ctl.Row{d.GetId(), d.GetRaftAddr(), d.GetGrpcAddr(), role}
-			}))
+		ctl.PrintColumns(a.App, overview.DirectoryColumns(st).Without("Answers"), st.GetDirectory())
 		return nil
 	}), a.ViewCommand("join-info", "Print what another directory node needs to join this store",
 		func(st *dirpb.StatusReply) error {

@@ -7,6 +7,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // fate is what becomes of a placement group.
@@ -20,10 +21,13 @@ type fate struct {
 // fates says what becomes of each placement group that n has a region of.
 func fates(m *dirpb.Map, n *dirpb.Node, then func(*dirpb.PlacementGroup) string) []fate {
 	out := []fate{}
-	v := newView(m)
+	names := make(map[uint32]string)
+	for _, ns := range m.GetNamespaces() {
+		names[ns.GetId()] = ns.GetName()
+	}
 	for _, p := range m.GetPgs() {
-		if isOn(p, n.GetId()) {
-			out = append(out, fate{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), p.GetRegionBytes(), then(p)})
+		if overview.IsOn(p, n.GetId()) {
+			out = append(out, fate{p.GetId(), names[p.GetNamespaceId()], p.GetRegionBytes(), then(p)})
 		}
 	}
 	return out
@@ -39,7 +43,7 @@ func (a *commands) printFates(name string, all []fate) error {
 		return nil
 	}
 	a.PrintTable(ctl.Row{"PG", "Namespace", "Region", "Then"}, ctl.MapTo(all, func(f fate) ctl.Row {
-		return ctl.Row{f.PG, f.Namespace, ctl.BytesText(f.Bytes), f.Then}
+		return ctl.Row{f.PG, f.Namespace, units.Rounded(f.Bytes), f.Then}
 	}))
 	return nil
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
@@ -377,7 +378,7 @@ func (l gatewayLine) row() ctl.Row {
 	if n.Paused != "" {
 		state = "paused: " + n.Paused
 	}
-	return ctl.Row{l.Addr, name, databases, strings.Join(n.Listen, " "), n.Clients, rate, hits, ctl.BytesText(n.Memory),
+	return ctl.Row{l.Addr, name, databases, strings.Join(n.Listen, " "), n.Clients, rate, hits, units.Rounded(n.Memory),
 		n.Slow,
 		state}
 }
@@ -411,7 +412,7 @@ func (a *commands) printClients(ctx context.Context, g peerspb.GatewaysClient) e
 		return ctl.Row{c.GetId(), c.GetAddr(), cmp.Or(c.GetName(), "-"), c.GetUser(), c.GetDb(),
 			seconds(c.GetAgeSeconds()),
 			seconds(c.GetIdleSeconds()), c.GetFlags(),
-			cmp.Or(c.GetCommand(), "-"), ctl.BytesText(c.GetOutputBytes()), ctl.BytesText(c.GetMemoryBytes()),
+			cmp.Or(c.GetCommand(), "-"), units.Rounded(c.GetOutputBytes()), units.Rounded(c.GetMemoryBytes()),
 			cmp.Or(library, "-")}
 	}))
 	return nil

@@ -28,86 +28,25 @@ const memoryHelp = "Memory is that of one copy, in these states:\n\n" +
 	"The leader of the directory alone knows Live, At sessions, Limbo, Coming, Lost and Short,\n" +
 	"within about a second; if another directory node answered, they are shown as -."
 
-// memoryHeader heads the columns that memoryRow gives.
-var memoryHeader = ctl.Row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost",
-	"Room", "Short"}
-
-func memoryRow(m *overview.Memory) ctl.Row {
-	known := func(s string) string {
-		if !m.Known {
-			return "-"
-		}
-		return s
-	}
-	return ctl.Row{ctl.BytesText(m.Heap), known(ctl.BytesText(m.Live)), known(ctl.Percent(m.Live, m.Heap)),
-		known(ctl.BytesText(m.Free + m.Foreign)),
-		known(ctl.BytesText(m.Limbo)), known(ctl.BytesText(m.Coming)), ctl.BytesText(m.Waiting),
-		ctl.BytesText(m.Recalled),
-		known(ctl.BytesText(m.Lost)),
-		ctl.BytesText(m.Room), known(ctl.YesNo(m.Short))}
-}
-
-// fullness tells in short how a placement group stands; nil: nothing is known of it.
-func fullness(m *overview.Memory) ctl.Row {
-	if m == nil || !m.Known {
-		return ctl.Row{"-", "-", "-"}
-	}
-	return ctl.Row{ctl.Percent(m.Live, m.Heap), ctl.BytesText(m.Lost), ctl.YesNo(m.Short)}
-}
-
 // printMemory prints a line for each placement group, and one for the whole of a namespace
 // that has several.
 func (a *commands) printMemory(st *dirpb.StatusReply) {
 	all := overview.Memories(st)
 	sums := overview.Sums(all)
-	var rows []ctl.Row
+	var rows []*overview.Memory
 	of := 0 // placement groups of the namespace
 	for i, m := range all {
 		of++
-		rows = append(rows, append(ctl.Row{m.Namespace, m.PG}, memoryRow(m)...))
+		rows = append(rows, m)
 		if i+1 < len(all) && all[i+1].Namespace == m.Namespace {
 			continue
 		}
 		if of > 1 {
-			rows = append(rows, append(ctl.Row{m.Namespace, "all"}, memoryRow(sums[0])...))
+			rows = append(rows, sums[0])
 		}
 		sums, of = sums[1:], 0
 	}
-	a.PrintTable(append(ctl.Row{"Namespace", "PG"}, memoryHeader...), rows)
-}
-
-// memoryJSON is a overview.Memory; null stands for what the directory node that answered
-// does not know.
-type memoryJSON struct {
-	Namespace string   `json:"namespace"`
-	PG        uint32   `json:"pg,omitempty"`
-	Heap      uint64   `json:"heap_bytes"`
-	Granted   uint64   `json:"granted_bytes"`
-	Live      *uint64  `json:"live_bytes"`
-	Fullness  *float64 `json:"live_percent"`
-	Free      *uint64  `json:"free_bytes"`
-	Foreign   *uint64  `json:"foreign_bytes"`
-	Limbo     *uint64  `json:"limbo_bytes"`
-	Coming    *uint64  `json:"coming_bytes"`
-	Waiting   uint64   `json:"waiting_bytes"`
-	Recalled  uint64   `json:"recalled_bytes"`
-	Lost      *uint64  `json:"lost_bytes"`
-	Room      uint64   `json:"room_bytes"`
-	Short     *bool    `json:"short"`
-}
-
-func jsonOf(m *overview.Memory) memoryJSON {
-	j := memoryJSON{Namespace: m.Namespace, PG: m.PG, Heap: m.Heap, Granted: m.Granted, Waiting: m.Waiting,
-		Recalled: m.Recalled, Room: m.Room}
-	if m.Known {
-		j.Live, j.Free, j.Foreign, j.Limbo, j.Coming, j.Lost, j.Short = &m.Live, &m.Free, &m.Foreign, &m.Limbo,
-			&m.Coming, &m.Lost, &m.Short
-		if m.Heap > 0 {
-			full := float64(m.Live) / float64(m.Heap) * 100
-			j.Fullness = &full
-		}
-	}
-	return j
+	ctl.PrintColumns(a.App, overview.MemoryColumns, rows)
 }
 
 // printStateJSON prints rest, all or a part of the state st, with the memory of its
@@ -118,8 +57,15 @@ func (a *commands) printStateJSON(st, rest *dirpb.StatusReply) error {
 		return err
 	}
 	all := overview.Memories(st)
-	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": ctl.MapTo(overview.Sums(all), jsonOf),
-		"placement_groups": ctl.MapTo(all, jsonOf)})
+	namespaces, err := overview.MemoryColumns.Objects(overview.Sums(all))
+	if err != nil {
+		return err
+	}
+	groups, err := overview.MemoryColumns.Objects(all)
+	if err != nil {
+		return err
+	}
+	memory, err := json.Marshal(map[string][]json.RawMessage{"namespaces": namespaces, "placement_groups": groups})
 	if err != nil {
 		return err
 	}

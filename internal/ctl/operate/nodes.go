@@ -186,24 +186,6 @@ func (a *commands) addNode(ctx context.Context, b ctl.Backend, name string, know
 	return nil
 }
 
-// regionsOn counts the placement groups that have node as a member, or soon will.
-func regionsOn(m *dirpb.Map, node uint32) (n int) {
-	for _, p := range m.GetPgs() {
-		if isOn(p, node) {
-			n++
-		}
-	}
-	return n
-}
-
-// isOn reports whether p has node as a member, or soon will.
-func isOn(p *dirpb.PlacementGroup, node uint32) bool {
-	return slices.ContainsFunc(append(slices.Clone(p.GetMembers()), p.GetPlanned(), p.GetLeaving()),
-		func(mb *dirpb.Member) bool {
-			return mb.GetNodeId() == node && node != 0
-		})
-}
-
 func (a *commands) drainCommand() *cobra.Command {
 	var cancel, wait, dry bool
 	c := ctl.Changes(&cobra.Command{
@@ -260,7 +242,7 @@ func nowhere(m *dirpb.Map, n *dirpb.Node) string {
 		copies := int(ns.GetReplicas())
 		if copies <= len(left) || !slices.ContainsFunc(overview.Groups(m, ns.GetId()),
 			func(p *dirpb.PlacementGroup) bool {
-				return isOn(p, n.GetId())
+				return overview.IsOn(p, n.GetId())
 			}) {
 			continue
 		}
@@ -298,7 +280,7 @@ func (a *commands) drain(ctx context.Context, b ctl.Backend, name string, cancel
 				return ctl.Progress{}, false,
 					ctl.ExitWith(ctl.ExitNo, fmt.Errorf("memory node %q: the drain was taken back", name))
 			}
-			left := regionsOn(st.GetMap(), n.GetId())
+			left := overview.RegionsOn(st.GetMap(), n.GetId())
 			regions, total = uint32(left), max(total, left)
 			p := ctl.Progress{Done: uint64(total - left), Total: uint64(total), Detail: ctl.JobsText(st),
 				Left: fmt.Sprintf("%d of %d regions left on %s%s", left, total, name, ctl.Troubles(st))}
@@ -316,6 +298,6 @@ func (a *commands) drain(ctx context.Context, b ctl.Backend, name string, cancel
 	if a.JSON() {
 		return a.PrintJSON(map[string]any{"node": name, "draining": !cancel, "regions": regions})
 	}
-	a.PrintTable(ctl.Row{"Node", "Draining", "Regions"}, []ctl.Row{{name, ctl.YesNo(!cancel), regions}})
+	a.PrintTable(ctl.Row{"Node", "Draining", "Regions"}, []ctl.Row{{name, overview.YesNo(!cancel), regions}})
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 type topOptions struct {
@@ -71,7 +72,8 @@ func nodeLines(before, st *dirpb.StatusReply, since time.Duration) []nodeLine {
 	nodes := slices.Clone(st.GetMap().GetNodes())
 	slices.SortFunc(nodes, func(x, y *dirpb.Node) int { return int(x.GetId()) - int(y.GetId()) })
 	return ctl.MapTo(nodes, func(n *dirpb.Node) nodeLine {
-		l := nodeLine{Name: n.GetName(), State: overview.NodeState(n), Regions: regionsOn(st.GetMap(), n.GetId()),
+		l := nodeLine{Name: n.GetName(), State: overview.NodeState(n), Regions: overview.RegionsOn(st.GetMap(),
+			n.GetId()),
 			Lent: n.GetCapacityBytes(),
 			Used: n.GetUsedBytes(), Conns: st.GetNodeStats()[n.GetId()].GetConnections()}
 		was, is := before.GetNodeStats()[n.GetId()], st.GetNodeStats()[n.GetId()]
@@ -127,8 +129,12 @@ func (a *commands) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int
 			return map[string]any{"id": s.GetId(), "client": s.GetClient(), "namespace": s.GetNamespace(),
 				"age_seconds": float64(s.GetAgeMillis()) / 1000}
 		})
+		namespaces, err := overview.MemoryColumns.Objects(sums)
+		if err != nil {
+			return err
+		}
 		return a.PrintJSON(map[string]any{"time": at, "verdict": overview.VerdictOf(st), "nodes": nodes,
-			"namespaces": ctl.MapTo(sums, jsonOf),
+			"namespaces": namespaces,
 			"sessions":   live, "youngest_sessions": listed})
 	}
 	switch {
@@ -148,23 +154,17 @@ func (a *commands) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int
 			if l.CPU != nil {
 				cpu = fmt.Sprintf("%.1f", *l.CPU)
 			}
-			return ctl.Row{l.Name, l.State, l.Regions, ctl.BytesText(l.Lent), ctl.BytesText(l.Used), l.Conns, cpu}
+			return ctl.Row{l.Name, l.State, l.Regions, units.Rounded(l.Lent), units.Rounded(l.Used), l.Conns, cpu}
 		}))
 	if len(sums) > 0 {
 		fmt.Fprintln(a.Stdout)
-		a.PrintTable(append(ctl.Row{"Namespace"}, memoryHeader...), ctl.MapTo(sums, func(x *overview.Memory) ctl.Row {
-			return append(ctl.Row{x.Namespace}, memoryRow(x)...)
-		}))
+		ctl.PrintColumns(a.App, overview.MemoryColumns.Without("PG"), sums)
 	}
 	if live == 0 {
 		return nil
 	}
 	fmt.Fprintln(a.Stdout)
-	a.PrintTable(ctl.Row{"Session", "Client", "Namespace", "Age"}, ctl.MapTo(sessions,
-		func(s *dirpb.SessionInfo) ctl.Row {
-			return ctl.Row{s.GetId(), s.GetClient(), s.GetNamespace(),
-				(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second)}
-		}))
+	ctl.PrintColumns(a.App, overview.SessionColumns.Only("Session", "Client", "Namespace", "Age"), sessions)
 	if live > len(sessions) {
 		fmt.Fprintf(a.Stdout, " and %d more\n", live-len(sessions))
 	}

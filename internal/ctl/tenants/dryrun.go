@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 func (a *commands) wouldDeleteNamespace(ctx context.Context, b ctl.Backend, name string, end bool) error {
@@ -29,7 +30,7 @@ func (a *commands) wouldDeleteNamespace(ctx context.Context, b ctl.Backend, name
 	}
 	a.Unchanged()
 	a.PrintTable(ctl.Row{"Would delete", "ID", "Records", "Sessions ended"},
-		[]ctl.Row{{name, ns.GetId(), ctl.BytesText(live), sessions}})
+		[]ctl.Row{{name, ns.GetId(), units.Rounded(live), sessions}})
 	return nil
 }
 

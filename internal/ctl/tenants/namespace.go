@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 func (a *commands) completeNamespace() cobra.CompletionFunc {
@@ -132,7 +133,7 @@ func (a *commands) warnOfLimit(ctx context.Context, b ctl.Backend, ns *dirpb.Nam
 	if most := lent / uint64(max(ns.GetReplicas(), 1)); ns.GetLimitBytes() > most {
 		a.Say("kvctl: warning: the limit of %q is %s, and with %d copies of everything there is room for %s in all "+
 			"memory nodes (kvctl nodes)",
-			ns.GetName(), ctl.BytesText(ns.GetLimitBytes()), ns.GetReplicas(), ctl.BytesText(most))
+			ns.GetName(), units.Rounded(ns.GetLimitBytes()), ns.GetReplicas(), units.Rounded(most))
 	}
 }
 
@@ -256,7 +257,7 @@ func namespaceToDelete(st *dirpb.StatusReply, name string) (*dirpb.Namespace, er
 func (a *commands) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 	live, sessions := contentsOf(st, ns)
 	return a.Typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d "+
-		"sessions.", ns.GetName(), ctl.BytesText(live), sessions))
+		"sessions.", ns.GetName(), units.Rounded(live), sessions))
 }
 
 // contentsOf tells the bytes of the records of ns, and its live sessions.

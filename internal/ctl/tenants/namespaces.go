@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 func (a *commands) namespaceCommand() *cobra.Command {
@@ -149,7 +150,7 @@ func (a *commands) acceptLoss(ctx context.Context, b ctl.Backend, name string) e
 		func(l *dirpb.Loss) ctl.Row {
 			return ctl.Row{l.GetPgId(), l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339),
 				l.GetNode(),
-				ctl.BytesText(l.GetHeldBytes())}
+				units.Rounded(l.GetHeldBytes())}
 		}))
 	return nil
 }
@@ -175,7 +176,7 @@ func existing(ctx context.Context, b ctl.Backend, req *dirpb.CreateNamespaceRequ
 	}
 	if req.GetMaxValueBytes() != 0 && maxValueOf(ns) != req.GetMaxValueBytes() {
 		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
-			ctl.BytesText(maxValueOf(ns)), ctl.BytesText(req.GetMaxValueBytes())))
+			units.Rounded(maxValueOf(ns)), units.Rounded(req.GetMaxValueBytes())))
 	}
 	if req.GetMaxPinnedPercent() != 0 && ns.GetMaxPinnedPercent() != req.GetMaxPinnedPercent() {
 		return nil, ctl.ExitWith(ctl.ExitNo, fmt.Errorf("%q exists with %d%% of it pinned at most, want %d%%",
@@ -210,7 +211,7 @@ func (a *commands) printNamespaces(ns []*dirpb.Namespace) error {
 	a.PrintTable(header, ctl.MapTo(ns, func(n *dirpb.Namespace) ctl.Row {
 		limit := "-"
 		if n.GetLimitBytes() != 0 {
-			limit = ctl.BytesText(n.GetLimitBytes())
+			limit = units.Rounded(n.GetLimitBytes())
 		}
 		name := n.GetName()
 		if n.GetDeleting() {
@@ -226,14 +227,14 @@ func (a *commands) printNamespaces(ns []*dirpb.Namespace) error {
 				nodes += ", grows"
 			}
 		}
-		r := ctl.Row{n.GetId(), name, ctl.Short(n.GetMode()), n.GetReplicas(), ctl.BytesText(n.GetBytesPerNode()),
+		r := ctl.Row{n.GetId(), name, ctl.Short(n.GetMode()), n.GetReplicas(), units.Rounded(n.GetBytesPerNode()),
 			limit,
 			n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
 		if some {
 			r = append(r, nodes)
 		}
 		if long {
-			r = append(r, ctl.BytesText(maxValueOf(n)))
+			r = append(r, units.Rounded(maxValueOf(n)))
 		}
 		if pins {
 			r = append(r, fmt.Sprintf("%d%%", n.GetMaxPinnedPercent()))
@@ -245,7 +246,7 @@ func (a *commands) printNamespaces(ns []*dirpb.Namespace) error {
 
 // maxValueUsage is the help of --max-value.
 var maxValueUsage = fmt.Sprintf("longest value that may be put, %s at most; %s unless it is set",
-	ctl.BytesText(client.MaxValueLen), ctl.BytesText(client.DefaultMaxValueLen))
+	units.Rounded(client.MaxValueLen), units.Rounded(client.DefaultMaxValueLen))
 
 // parseMaxValue reads --max-value; 0: it is not given.
 func parseMaxValue(s string) (uint64, error) {
@@ -257,7 +258,7 @@ func parseMaxValue(s string) (uint64, error) {
 	case err != nil:
 		return 0, ctl.Usagef("--max-value: %w", err)
 	case n == 0 || n > client.MaxValueLen:
-		return 0, ctl.Usagef("--max-value %s: want 1 to %s", s, ctl.BytesText(client.MaxValueLen))
+		return 0, ctl.Usagef("--max-value %s: want 1 to %s", s, units.Rounded(client.MaxValueLen))
 	}
 	return n, nil
 }

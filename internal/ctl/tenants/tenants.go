@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // whoHelp says whom commands about access lists take.
@@ -238,10 +239,10 @@ func (a *commands) printTenant(rep *dirpb.ShowNamespaceReply) {
 	a.printWho(ns)
 	fmt.Fprintln(a.Stdout)
 	rows := []ctl.Row{
-		{"bytes", ctl.BytesText(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), ctl.BytesText(ns.GetLimitBytes()))},
-		{"index", ctl.BytesText(rep.GetIndexBytes()), bound(q.GetIndexBytes(), ctl.BytesText(q.GetIndexBytes()))},
+		{"bytes", units.Rounded(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), units.Rounded(ns.GetLimitBytes()))},
+		{"index", units.Rounded(rep.GetIndexBytes()), bound(q.GetIndexBytes(), units.Rounded(q.GetIndexBytes()))},
 		{"sessions", fmt.Sprint(rep.GetSessions()), bound(uint64(q.GetSessions()), fmt.Sprint(q.GetSessions()))},
-		{"max-value", "", ctl.BytesText(maxValueOf(ns))},
+		{"max-value", "", units.Rounded(maxValueOf(ns))},
 		{"lanes", "", bound(uint64(q.GetLanes()), fmt.Sprintf("%d for each session to each memory node",
 			q.GetLanes()))},
 		{"tcp-ops", "", bound(q.GetTcpOpsPerSecond(), fmt.Sprintf("%d/s at each memory node", q.GetTcpOpsPerSecond()))},
