@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/redis/collection"
 )
 
@@ -82,7 +84,7 @@ func TestBackup(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--hex"}} {
 		file := e.backup(flags...)
 		e.there.now = func() time.Time { return time.Now().Add(30 * time.Minute) }
-		got := decode[pipeReport](t, e.there.must("", "-o", "json", "pipe", file))
+		got := decode[bulk.PipeReport](t, e.there.must("", "-o", "json", "pipe", file))
 		if got.Failed != 0 || got.OK != int64(len(ops)+1) {
 			t.Errorf("%v: %+v, want %d", flags, got, len(ops)+1)
 		}
@@ -149,12 +151,12 @@ func TestBackupDamaged(t *testing.T) {
 		e.there.must("", "flush", "--yes")
 		file := strings.Join(append(append([]string{}, good[:2]...), append([]string{c.line}, good[2:]...)...), "\n")
 		r := e.there.run(file, "-o", "json", "pipe", "--format", "jsonl")
-		got := decode[pipeReport](t, r.stdout)
+		got := decode[bulk.PipeReport](t, r.stdout)
 		named := false
 		for _, want := range strings.Split(c.want, "|") {
 			named = named || strings.Contains(r.stderr, want)
 		}
-		if r.code != exitUsage || !strings.Contains(r.stderr, "kvctl pipe: line 3: ") || !named {
+		if r.code != ctl.ExitUsage || !strings.Contains(r.stderr, "kvctl pipe: line 3: ") || !named {
 			t.Errorf("%.60q: exit %d, %s; want %q", c.line, r.code, r.stderr, c.want)
 		}
 		if got.OK != int64(len(good)) || got.Failed != 1 {
@@ -167,10 +169,10 @@ func TestBackupDamaged(t *testing.T) {
 		for i := range v {
 			b := bytes.Clone(v)
 			b[i] ^= 0x81
-			_ = checkItem(typ, b)
-			_ = checkItem(typ, b[:i])
+			_ = bulk.CheckItem(typ, b)
+			_ = bulk.CheckItem(typ, b[:i])
 		}
-		if err := checkItem(typ, v); err != nil {
+		if err := bulk.CheckItem(typ, v); err != nil {
 			t.Error(err)
 		}
 	}
@@ -190,7 +192,7 @@ func TestScanSaysThatThereIsMore(t *testing.T) {
 			put(t, e.src, ops[:n]...)
 			want := map[int]string{101: more}[n]
 			r := e.run("", args...)
-			if r.code != exitOK || r.stderr != want || strings.Count(r.stdout, "k0") != 100 {
+			if r.code != ctl.ExitOK || r.stderr != want || strings.Count(r.stdout, "k0") != 100 {
 				t.Errorf("%v of %d keys: exit %d, %q, %d keys", args, n, r.code, r.stderr,
 					strings.Count(r.stdout, "k0"))
 			}

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/operate"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -73,7 +75,7 @@ func TestBrokers(t *testing.T) {
 		f.now = &dirpb.StatusReply{Sessions: sessions}
 		f.mu.Unlock()
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"--directory=" + directory, "--timeout=10s"}, args...))
 		return code, out.String(), errs.String()
 	}
@@ -82,22 +84,22 @@ func TestBrokers(t *testing.T) {
 		[]*dirpb.SessionInfo{{Client: overview.BrokerName("gone", 1, ""), Life: dirpb.SessionLife_SESSION_FENCING}})
 	code, out, errs := kvctl(others, "brokers", "--interval=0")
 	up := []string{host + "/12", "cache,models", s.URL, "b.sock", "2", "-", "128.0", "MiB", "up"}
-	if lines := strings.Split(out, "\n"); code != exitOK || errs != "" || len(lines) != 5 ||
+	if lines := strings.Split(out, "\n"); code != ctl.ExitOK || errs != "" || len(lines) != 5 ||
 		!slices.Equal(strings.Fields(lines[2]), up) ||
 		!slices.Equal(strings.Fields(lines[3]),
 			[]string{"~other/9", "cache", "-", "-", "-", "-", "-", "http-listen", "is", "off"}) {
 		t.Errorf("exit status %d\n%s%s", code, out, errs)
 	}
 	code, out, errs = kvctl(here, "-o", "json", "brokers", "--interval=1ms")
-	line := brokerLine{brokerNumbers: &brokerNumbers{}}
-	if err := json.Unmarshal([]byte(out), &line); err != nil || code != exitOK || line.Name != host+"/12" ||
+	line := operate.BrokerLine{BrokerNumbers: &operate.BrokerNumbers{}}
+	if err := json.Unmarshal([]byte(out), &line); err != nil || code != ctl.ExitOK || line.Name != host+"/12" ||
 		line.Identity != id || line.Operations != 500*3+100 || line.Rate == nil || *line.Rate <= 0 ||
 		line.Version != "v1.4.0" || line.Shared != 128<<20 || line.Queues != 3 || line.Broken != 1 {
 		t.Errorf("exit status %d, %v\n%s%s", code, err, out, errs)
 	}
 	for name, want := range map[string]string{host + "/12": "a\\x1b[2J",
 		strings.TrimPrefix(s.URL, "http://"): "64 MiB"} {
-		if code, out, errs := kvctl(here, "brokers", "programs", name); code != exitOK ||
+		if code, out, errs := kvctl(here, "brokers", "programs", name); code != ctl.ExitOK ||
 			!strings.Contains(out, want) || errs != "kvctl brokers programs: 3 more are left out\n" {
 			t.Errorf("%s: exit status %d\n%s%s", name, code, out, errs)
 		}
@@ -112,13 +114,13 @@ func TestBrokers(t *testing.T) {
 		code       int
 		want       string
 	}{
-		{"other", s.URL, exitUnavailable, "it listens on its own machine only"},
-		{host, "http://10.0.0.5:7484", exitUsage, "want --insecure"},
-		{host, "https://10.0.0.5:7484", exitUsage, "want --tls-ca"},
-		{host, "http://127.0.0.1:1", exitUnavailable, "connection refused"},
+		{"other", s.URL, ctl.ExitUnavailable, "it listens on its own machine only"},
+		{host, "http://10.0.0.5:7484", ctl.ExitUsage, "want --insecure"},
+		{host, "https://10.0.0.5:7484", ctl.ExitUsage, "want --tls-ca"},
+		{host, "http://127.0.0.1:1", ctl.ExitUnavailable, "connection refused"},
 	} {
 		of := brokerSessions(overview.BrokerName(tc.host, 7, tc.page), "", "cache")
-		if code, out, errs := kvctl(of, "brokers"); code != exitUnavailable || !strings.Contains(errs, tc.want) ||
+		if code, out, errs := kvctl(of, "brokers"); code != ctl.ExitUnavailable || !strings.Contains(errs, tc.want) ||
 			!strings.Contains(errs, "1 of 1 brokers did not answer") || !strings.Contains(out, "no answer") {
 			t.Errorf("%s of %s: exit status %d\n%s%s", tc.page, tc.host, code, out, errs)
 		}
@@ -128,16 +130,16 @@ func TestBrokers(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"none/1": "unknown broker", "~other/9": "its http-listen is off"} {
-		if code, _, errs := kvctl(others, "brokers", "programs", name); code != exitNo ||
+		if code, _, errs := kvctl(others, "brokers", "programs", name); code != ctl.ExitNo ||
 			!strings.Contains(errs, want) {
 			t.Errorf("%s: exit status %d\n%s", name, code, errs)
 		}
 	}
 	if code, _, errs := kvctl(append(here, brokerSessions(here[0].Client, "", "cache")...), "brokers", "programs",
-		host+"/12"); code != exitUsage || !strings.Contains(errs, "is the name of 2 brokers") {
+		host+"/12"); code != ctl.ExitUsage || !strings.Contains(errs, "is the name of 2 brokers") {
 		t.Errorf("exit status %d\n%s", code, errs)
 	}
-	if code, _, errs := kvctl(nil, "brokers", "--interval=-1s"); code != exitUsage {
+	if code, _, errs := kvctl(nil, "brokers", "--interval=-1s"); code != ctl.ExitUsage {
 		t.Errorf("exit status %d\n%s", code, errs)
 	}
 
@@ -147,7 +149,8 @@ func TestBrokers(t *testing.T) {
 		{role: "broker", metrics: "kvd_broker_queues -1\n", state: strings.Replace(brokerState, `"17",`, "", 1)}} {
 		*b = bad
 		for _, args := range [][]string{{"brokers"}, {"brokers", "programs", host + "/12"}} {
-			if code, out, errs := kvctl(here, args...); code != exitUnavailable || !strings.Contains(errs, "broker") {
+			if code, out, errs := kvctl(here, args...); code != ctl.ExitUnavailable || !strings.Contains(errs,
+				"broker") {
 				t.Errorf("%q of %+v: exit status %d\n%s%s", args, bad, code, out, errs)
 			}
 		}
@@ -174,9 +177,10 @@ func TestBrokersOverTLS(t *testing.T) {
 	f := &fakeDirectory{now: &dirpb.StatusReply{Sessions: sessions}}
 	directory := f.serve(t, grpc.Creds(credentials.NewTLS(auth.Config(auth.Role("directory", "d")))))
 	var out, errs bytes.Buffer
-	code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"--directory=" + directory,
+	code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"--directory=" + directory,
 		"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key, "--timeout=10s", "brokers", "--interval=0"})
-	if code != exitOK || !strings.Contains(asked, "/kvd/operator/ann") || !strings.Contains(out.String(), "b.sock") {
+	if code != ctl.ExitOK || !strings.Contains(asked, "/kvd/operator/ann") || !strings.Contains(out.String(),
+		"b.sock") {
 		t.Errorf("exit status %d, %s asked\n%s%s", code, asked, &out, &errs)
 	}
 }

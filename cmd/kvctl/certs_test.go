@@ -12,7 +12,10 @@ import (
 
 	"github.com/kvd-project/kvd/internal/authority"
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
+
+const day = 24 * time.Hour
 
 // readCert gives the certificate of a file.
 func readCert(t *testing.T, file string) *x509.Certificate {
@@ -49,7 +52,7 @@ func TestCerts(t *testing.T) {
 			refused := called && role == "client" || !called &&
 				slices.Contains([]string{"directory", "memnode", "gateway"}, role)
 			r := e.run("", args...)
-			if (r.code == exitUsage) != refused || (r.code == exitOK) == refused {
+			if (r.code == ctl.ExitUsage) != refused || (r.code == ctl.ExitOK) == refused {
 				t.Fatalf("%s, called %v: %+v", role, called, r)
 			}
 			if refused && !called && !(strings.Contains(r.stderr, "--dns") && strings.Contains(r.stderr, "--ip")) {
@@ -100,11 +103,11 @@ func TestCerts(t *testing.T) {
 		t.Errorf("show lacks the groups:\n%s", out)
 	}
 	if r := e.run("", "certs", "issue", "bob", "--dir", dir, "--role", "client", "--group", "a b"); r.code !=
-		exitUsage || !strings.Contains(r.stderr, `group "a b"`) {
+		ctl.ExitUsage || !strings.Contains(r.stderr, `group "a b"`) {
 		t.Errorf("a bad group: %+v", r)
 	}
 	e.now = func() time.Time { return time.Now().Add(8 * day) }
-	if r := e.run("", "certs", "show", filepath.Join(dir, "operator", "operator.pem")); r.code != exitNo ||
+	if r := e.run("", "certs", "show", filepath.Join(dir, "operator", "operator.pem")); r.code != ctl.ExitNo ||
 		!strings.Contains(r.stdout, "NOT VALID NOW") {
 		t.Errorf("show of one that has expired: %+v", r)
 	}
@@ -115,7 +118,7 @@ func TestCertsFiles(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	dir := t.TempDir()
 	issue := []string{"certs", "issue", "x", "--dir", dir, "--role", "client"}
-	if r := e.run("", issue...); r.code != exitOther || !strings.Contains(r.stderr, "kvctl certs init") ||
+	if r := e.run("", issue...); r.code != ctl.ExitOther || !strings.Contains(r.stderr, "kvctl certs init") ||
 		!strings.Contains(r.stderr, "it did not happen") {
 		t.Errorf("without an authority: %+v", r)
 	}
@@ -139,7 +142,7 @@ func TestCertsFiles(t *testing.T) {
 	}
 	before := read()
 	for _, args := range [][]string{issue, {"certs", "init", "--dir", dir}} {
-		if r := e.run("", args...); r.code != exitOther ||
+		if r := e.run("", args...); r.code != ctl.ExitOther ||
 			!strings.Contains(r.stderr, "file exists (it did not happen)") {
 			t.Errorf("%v again: %+v", args, r)
 		}
@@ -148,7 +151,7 @@ func TestCertsFiles(t *testing.T) {
 		t.Error("files were overwritten")
 	}
 	writeFile(t, filepath.Join(dir, "y.pem"), nil)
-	if r := e.run("", "certs", "issue", "y", "--dir", dir, "--role", "client"); r.code != exitOther {
+	if r := e.run("", "certs", "issue", "y", "--dir", dir, "--role", "client"); r.code != ctl.ExitOther {
 		t.Errorf("%+v", r)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "y-key.pem")); err == nil {
@@ -161,11 +164,11 @@ func TestCertsFiles(t *testing.T) {
 		{"issue", "z", "--role", "gateway", "--dns", "10.0.0.1"},
 		{"init", "--trust-domain", "A/b"}, {"init", "--days", "99999999"}, {"show"},
 	} {
-		if r := e.run("", append(append([]string{"certs"}, args...), "--dir="+dir)[:]...); r.code != exitUsage {
+		if r := e.run("", append(append([]string{"certs"}, args...), "--dir="+dir)[:]...); r.code != ctl.ExitUsage {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
-	if r := e.run("", "certs", "show", filepath.Join(dir, "x-key.pem")); r.code != exitOther ||
+	if r := e.run("", "certs", "show", filepath.Join(dir, "x-key.pem")); r.code != ctl.ExitOther ||
 		strings.Contains(r.stderr, before[3][40:60]) {
 		t.Errorf("show of a key: %+v", r)
 	}
@@ -210,7 +213,7 @@ func TestCertsRevoke(t *testing.T) {
 		t.Errorf("number %v, %v", l.Number, l.RevokedCertificateEntries)
 	}
 	now = now.Add(31 * day)
-	if r := e.run("", "certs", "show", at("crl.pem")); r.code != exitNo || !strings.Contains(r.stdout, "EXPIRED") ||
+	if r := e.run("", "certs", "show", at("crl.pem")); r.code != ctl.ExitNo || !strings.Contains(r.stdout, "EXPIRED") ||
 		!strings.Contains(r.stdout, serial("c")) {
 		t.Errorf("show of one that has expired: %+v", r)
 	}
@@ -242,7 +245,7 @@ func TestCertsRevoke(t *testing.T) {
 		"serial number 0":                                   {"--serial", "0"},
 		"--days 0":                                          {"a", "--days", "0"},
 	} {
-		if r := e.run("", append([]string{"certs", "revoke", "--dir", dir}, args...)...); r.code == exitOK ||
+		if r := e.run("", append([]string{"certs", "revoke", "--dir", dir}, args...)...); r.code == ctl.ExitOK ||
 			!strings.Contains(r.stderr, want) {
 			t.Errorf("%v: %+v", args, r)
 		}
@@ -251,16 +254,16 @@ func TestCertsRevoke(t *testing.T) {
 		t.Errorf("a revocation that was refused changed the list: %v", err)
 	}
 	writeFile(t, filepath.Join(other, "crl.pem"), before)
-	if r := e.run("", "certs", "revoke", "--dir", other); r.code == exitOK ||
+	if r := e.run("", "certs", "revoke", "--dir", other); r.code == ctl.ExitOK ||
 		!strings.Contains(r.stderr, "the list is not this authority's") {
 		t.Errorf("the list of another authority: %+v", r)
 	}
-	if r := e.run("", "--tls-crl", at("crl.pem"), "status"); r.code != exitUsage ||
+	if r := e.run("", "--tls-crl", at("crl.pem"), "status"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "want --tls-ca as well") {
 		t.Errorf("--tls-crl alone: %+v", r)
 	}
 	if r := e.run("", "--tls-ca", filepath.Join(other, "ca.pem"), "--tls-crl", at("crl.pem"), "status"); r.code !=
-		exitUsage || !strings.Contains(r.stderr, "crl.pem: list 1, of CN=") {
+		ctl.ExitUsage || !strings.Contains(r.stderr, "crl.pem: list 1, of CN=") {
 		t.Errorf("--tls-crl of another authority: %+v", r)
 	}
 }

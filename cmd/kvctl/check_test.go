@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -22,10 +24,10 @@ import (
 // memory is a namespace of one placement group, without a key, whose replicas are slices, with the
 // state that the directory would show of it.
 type memory struct {
-	store   // nil: what is not below is not called
-	t       *testing.T
-	regions [][]byte
-	st      *dirpb.StatusReply
+	ctl.Store // nil: what is not below is not called
+	t         *testing.T
+	regions   [][]byte
+	st        *dirpb.StatusReply
 }
 
 const (
@@ -70,7 +72,7 @@ func (m *memory) Stats() client.Stats { return client.Stats{Session: memSession}
 func (m *memory) Close() error        { return nil }
 
 // check runs kvctl check on m and the directory f.
-func (m *memory) check(f *fakeDirectory, args ...string) (checkReport, result) {
+func (m *memory) check(f *fakeDirectory, args ...string) (inside.CheckReport, result) {
 	m.t.Helper()
 	if f == nil {
 		f = &fakeDirectory{}
@@ -79,33 +81,33 @@ func (m *memory) check(f *fakeDirectory, args ...string) (checkReport, result) {
 		f.now = m.st
 	}
 	e := &env{t: m.t, flags: []string{"--directory", f.serve(m.t)}, now: time.Now}
-	e.backend = func(a *app) (backend, error) {
-		b, err := openStore(a)
+	e.backend = func(a *ctl.App) (ctl.Backend, error) {
+		b, err := ctl.OpenStore(a)
 		return inMemory{b, m}, err
 	}
 	r := e.run("", append([]string{"-o", "json", "check"}, args...)...)
-	if r.code != exitOK && r.code != exitNo {
-		return checkReport{}, r
+	if r.code != ctl.ExitOK && r.code != ctl.ExitNo {
+		return inside.CheckReport{}, r
 	}
-	return decode[checkReport](m.t, r.stdout), r
+	return decode[inside.CheckReport](m.t, r.stdout), r
 }
 
 // inMemory is a directory with m's sessions.
 type inMemory struct {
-	backend
+	ctl.Backend
 	m *memory
 }
 
-func (b inMemory) Open(context.Context, sessionOptions) (store, error) { return b.m, nil }
+func (b inMemory) Open(context.Context, ctl.SessionOptions) (ctl.Store, error) { return b.m, nil }
 
 // A namespace that is well is status 0, and a finding or a lack of copies status 1.
 func TestCheckVerdict(t *testing.T) {
 	m := newMemory(t, 3)
-	if rep, r := m.check(nil, "--no-repair"); r.code != exitOK || !rep.OK || rep.Replicas != 3 {
+	if rep, r := m.check(nil, "--no-repair"); r.code != ctl.ExitOK || !rep.OK || rep.Replicas != 3 {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
 	m.regions[1][0] ^= 1
-	if rep, r := m.check(nil, "--no-repair"); r.code != exitNo || rep.OK || rep.Total != 1 ||
+	if rep, r := m.check(nil, "--no-repair"); r.code != ctl.ExitNo || rep.OK || rep.Total != 1 ||
 		rep.Findings[0].Replica != 1 {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
@@ -113,7 +115,7 @@ func TestCheckVerdict(t *testing.T) {
 	m.pg().Members = m.pg().Members[:2]
 	const lacks = "placement group 1: 2 of 3 copies"
 	rep, r := m.check(nil, "--no-repair", "--for", "1ms")
-	if r.code != exitNo || !strings.Contains(fmt.Sprint(rep.Problems), lacks) ||
+	if r.code != ctl.ExitNo || !strings.Contains(fmt.Sprint(rep.Problems), lacks) ||
 		!strings.Contains(r.stderr, "kvctl check: waiting for "+lacks) {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
@@ -189,7 +191,7 @@ func TestCheckScrubs(t *testing.T) {
 	free.Jobs = nil
 	j.f.next = []*dirpb.StatusReply{m.st, m.st, m.st, free}
 	rep, r := m.check(j.f)
-	if r.code != exitOK || rep.Unreachable != 0 {
+	if r.code != ctl.ExitOK || rep.Unreachable != 0 {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
 	if j.scrubs != 2 || rep.Scrubbed != 1 || rep.Recalls != 2 || rep.SyncedWords != 6 || rep.RepairedRecords != 4 ||
@@ -219,7 +221,7 @@ func TestCheckLostSinceScrub(t *testing.T) {
 		return rep, err
 	}
 	rep, r := m.check(j.f)
-	if r.code != exitOK || !rep.OK || rep.Unreachable != 0 || rep.Recalls != 1 || rep.PGs != 1 || j.scrubs < 2 ||
+	if r.code != ctl.ExitOK || !rep.OK || rep.Unreachable != 0 || rep.Recalls != 1 || rep.PGs != 1 || j.scrubs < 2 ||
 		rep.SyncedWords != 3*uint64(j.scrubs) {
 		t.Errorf("%d scrubs, exit %d: %s%s", j.scrubs, r.code, r.stdout, r.stderr)
 	}
@@ -273,7 +275,7 @@ func TestCheckScrubTrouble(t *testing.T) {
 				}
 			}
 			rep, r := m.check(j.f, "--for", "200ms")
-			if r.code != exitNo || rep.OK || !strings.Contains(r.stdout, c.want) {
+			if r.code != ctl.ExitNo || rep.OK || !strings.Contains(r.stdout, c.want) {
 				t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 			}
 		})
@@ -282,10 +284,11 @@ func TestCheckScrubTrouble(t *testing.T) {
 	f := &fakeDirectory{startJob: func(*dirpb.StartJobRequest) (*dirpb.StartJobReply, error) {
 		return nil, status.Error(codes.Unimplemented, "what is a scrub?")
 	}}
-	if _, r := m.check(f); r.code != exitUsage || !strings.Contains(r.stderr, "scrub of placement group 1: directory") {
+	if _, r := m.check(f); r.code != ctl.ExitUsage || !strings.Contains(r.stderr,
+		"scrub of placement group 1: directory") {
 		t.Errorf("%+v", r)
 	}
-	if _, r := m.check(nil, "--for", "0s"); r.code != exitUsage {
+	if _, r := m.check(nil, "--for", "0s"); r.code != ctl.ExitUsage {
 		t.Errorf("%+v", r)
 	}
 }
@@ -301,7 +304,7 @@ func TestOperateStore(t *testing.T) {
 	}
 	check := func(what string, replicas int) {
 		t.Helper()
-		rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--for", "60s"))
+		rep := decode[inside.CheckReport](t, e.must("", "-o", "json", "check", "--for", "60s"))
 		if rep.Records != keys || rep.Replicas != replicas || rep.Scrubbed != rep.PGs || rep.Unreachable != 0 ||
 			rep.Held != 0 {
 			t.Errorf("%s: %+v", what, rep)
@@ -343,7 +346,11 @@ func TestOperateStore(t *testing.T) {
 		if st, err = e.store.Status(ctx); err != nil {
 			t.Fatal(err)
 		}
-		n = nodeNamed(st.GetMap(), "m2").GetState()
+		for _, node := range st.GetMap().GetNodes() {
+			if node.GetName() == "m2" {
+				n = node.GetState()
+			}
+		}
 	}
 	check("lost a memory node", copies)
 	e.must("", "nodes", "remove", "m2")
@@ -363,15 +370,15 @@ func TestAwait(t *testing.T) {
 	f := &fakeDirectory{now: &dirpb.StatusReply{}}
 	e := &env{t: t, flags: []string{"--directory", f.serve(t)}}
 	var got error
-	e.backend = func(a *app) (backend, error) {
-		b, err := openStore(a)
+	e.backend = func(a *ctl.App) (ctl.Backend, error) {
+		b, err := ctl.OpenStore(a)
 		if err != nil {
 			return nil, err
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		got = a.await(ctx, b, "test", 0, func(*dirpb.StatusReply) (progress, bool, error) {
+		got = a.Await(ctx, b, "test", 0, func(*dirpb.StatusReply) (ctl.Progress, bool, error) {
 			cancel(boom)
-			return progress{}, false, nil
+			return ctl.Progress{}, false, nil
 		})
 		return b, nil
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
 // contexts are the named clusters of a user: for each the global flags that are not as they come.
@@ -59,7 +61,7 @@ func loadContexts(flags *pflag.FlagSet) (c *contexts, file string, err error) {
 	d := yaml.NewDecoder(f)
 	d.KnownFields(true)
 	if err := d.Decode(c); err != nil {
-		return nil, "", usagef("%s: %w", file, err)
+		return nil, "", ctl.Usagef("%s: %w", file, err)
 	}
 	if c.Named == nil {
 		c.Named = map[string]clusterFlags{}
@@ -67,12 +69,12 @@ func loadContexts(flags *pflag.FlagSet) (c *contexts, file string, err error) {
 	for name, x := range c.Named {
 		for flag := range x {
 			if flags.Lookup(flag) == nil || slices.Contains(notKept, flag) {
-				return nil, "", usagef("%s: context %q has %q, which is no flag of a cluster", file, name, flag)
+				return nil, "", ctl.Usagef("%s: context %q has %q, which is no flag of a cluster", file, name, flag)
 			}
 		}
 	}
 	if _, ok := c.Named[c.Current]; c.Current != "" && !ok {
-		return nil, "", usagef("%s: the current context %q does not exist", file, c.Current)
+		return nil, "", ctl.Usagef("%s: the current context %q does not exist", file, c.Current)
 	}
 	return c, file, nil
 }
@@ -94,24 +96,24 @@ func (c *contexts) names() []string { return slices.Sorted(maps.Keys(c.Named)) }
 func (c *contexts) named(name string) (clusterFlags, error) {
 	x, ok := c.Named[name]
 	if !ok && len(c.Named) == 0 {
-		return nil, usagef("no context %q: there is none yet; kvctl context set makes one", name)
+		return nil, ctl.Usagef("no context %q: there is none yet; kvctl context set makes one", name)
 	} else if !ok {
-		return nil, usagef("no context %q: want %s", name, strings.Join(c.names(), ", "))
+		return nil, ctl.Usagef("no context %q: want %s", name, strings.Join(c.names(), ", "))
 	}
 	return x, nil
 }
 
 // useContext gives flags that neither the command line nor the environment has set the values of a context: that of
 // --context, or else the current one.
-func (a *app) useContext(flags *pflag.FlagSet) error {
+func (a *program) useContext(flags *pflag.FlagSet) error {
 	c, file, err := loadContexts(flags)
 	if err != nil {
-		if a.context == "" && exitCode(err) != exitUsage {
+		if a.Context == "" && ctl.ExitCode(err) != ctl.ExitUsage {
 			return nil // nobody asked for one, and there is no folder that could have it, or it cannot be read
 		}
 		return err
 	}
-	name := a.context
+	name := a.Context
 	if name == "" {
 		name = c.Current
 	}
@@ -125,14 +127,14 @@ func (a *app) useContext(flags *pflag.FlagSet) error {
 	for _, flag := range slices.Sorted(maps.Keys(x)) {
 		if f := flags.Lookup(flag); !f.Changed && os.Getenv(variable(f)) == "" {
 			if err := f.Value.Set(x[flag]); err != nil {
-				return usagef("%s: context %q: %s: %w", file, name, flag, err)
+				return ctl.Usagef("%s: context %q: %s: %w", file, name, flag, err)
 			}
 		}
 	}
 	return nil
 }
 
-func (a *app) contextCommand() *cobra.Command {
+func (a *program) contextCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "context",
 		Short: "Name clusters, and choose among them",
@@ -198,9 +200,9 @@ keys stay where they are: a context has their paths.`,
 }
 
 // setContext takes the flags as they are typed, files by their whole paths.
-func (a *app) setContext(c *contexts, file, name string, cmd *cobra.Command) error {
+func (a *program) setContext(c *contexts, file, name string, cmd *cobra.Command) error {
 	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
-		return usagef("context %q: want a name without spaces", name)
+		return ctl.Usagef("context %q: want a name without spaces", name)
 	}
 	x := clusterFlags{}
 	var bad error
@@ -222,7 +224,7 @@ func (a *app) setContext(c *contexts, file, name string, cmd *cobra.Command) err
 		return bad
 	}
 	if len(x) == 0 {
-		return usagef("no global flag is given: want at least --directory")
+		return ctl.Usagef("no global flag is given: want at least --directory")
 	}
 	if c.Named[name] = x; len(c.Named) == 1 {
 		c.Current = name
@@ -230,21 +232,47 @@ func (a *app) setContext(c *contexts, file, name string, cmd *cobra.Command) err
 	return c.save(file)
 }
 
-func (a *app) listContexts(flags *pflag.FlagSet) error {
+func (a *program) listContexts(flags *pflag.FlagSet) error {
 	c, _, err := loadContexts(flags)
 	if err != nil {
 		return err
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"current": c.Current, "contexts": c.Named})
+	if a.JSON() {
+		return a.PrintJSON(map[string]any{"current": c.Current, "contexts": c.Named})
 	}
-	a.printTable(row{"", "Name", "Directory", "Namespace", "Certificate"}, mapTo(c.names(), func(name string) row {
-		mark := ""
-		if name == c.Current {
-			mark = "*"
-		}
-		x := c.Named[name]
-		return row{mark, name, x["directory"], x["namespace"], x["tls-cert"]}
-	}))
+	a.PrintTable(ctl.Row{"", "Name", "Directory", "Namespace", "Certificate"}, ctl.MapTo(c.names(),
+		func(name string) ctl.Row {
+			mark := ""
+			if name == c.Current {
+				mark = "*"
+			}
+			x := c.Named[name]
+			return ctl.Row{mark, name, x["directory"], x["namespace"], x["tls-cert"]}
+		}))
 	return nil
+}
+
+// cluster is a with the flags of the context called name.
+func cluster(a *ctl.App, name string) (*ctl.App, error) {
+	side := programOf(ctl.New(a.Stdin, a.Stdout, a.Stderr)).App
+	side.Backend, side.Timeout = a.Backend, a.Timeout
+	flags := pflag.NewFlagSet("context", pflag.ContinueOnError)
+	globalFlags(side, flags)
+	all, file, err := loadContexts(flags)
+	if err != nil {
+		return nil, err
+	}
+	x, err := all.named(name)
+	if err != nil {
+		return nil, err
+	}
+	for flag, v := range x {
+		if err := flags.Set(flag, v); err != nil {
+			return nil, ctl.Usagef("%s: context %q: %s: %w", file, name, flag, err)
+		}
+	}
+	if err := checkFlags(side); err != nil {
+		return nil, fmt.Errorf("%s: context %q: %w", file, name, err)
+	}
+	return side, nil
 }

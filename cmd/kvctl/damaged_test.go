@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/inside"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/patient"
@@ -18,7 +20,7 @@ import (
 
 // damagedStore has memory in the first pages of a scan that cannot be read.
 type damagedStore struct {
-	store
+	ctl.Store
 	pages int
 }
 
@@ -55,8 +57,8 @@ func TestScanDamaged(t *testing.T) {
 			(!errors.Is(err, client.ErrCorrupt) || strings.Count(err.Error(), "group at") != c.named) {
 			t.Errorf("%d damaged pages: %v, want %d of them named", c.pages, err, c.named)
 		}
-		if err != nil && exitCode(err) != exitOther {
-			t.Errorf("exit status %d, want %d", exitCode(err), exitOther)
+		if err != nil && ctl.ExitCode(err) != ctl.ExitOther {
+			t.Errorf("exit status %d, want %d", ctl.ExitCode(err), ctl.ExitOther)
 		}
 	}
 }
@@ -146,7 +148,7 @@ func TestEraseDamaged(t *testing.T) {
 			fill()
 			ruin()
 			r := e.run("", "-o", "json", "del", "--prefix", "a:")
-			if r.code != exitOther || !strings.Contains(r.stderr, "what is here was left out") ||
+			if r.code != ctl.ExitOther || !strings.Contains(r.stderr, "what is here was left out") ||
 				!strings.Contains(r.stderr, "record at 0x") {
 				t.Errorf("del --prefix: %+v", r)
 			}
@@ -156,23 +158,25 @@ func TestEraseDamaged(t *testing.T) {
 			// A put or delete without a condition goes over it.
 			e.must("", "put", "b:1", "new")
 			e.must("", "del", "b:3")
-			if r := e.run("", "get", "a:2"); r.code != exitOther {
+			if r := e.run("", "get", "a:2"); r.code != ctl.ExitOther {
 				t.Errorf("get: %+v", r)
 			}
-			if r := e.run("", "put", "a:4", "new"); r.code != exitOther { // no copy tells whose record it is
+			if r := e.run("", "put", "a:4", "new"); r.code != ctl.ExitOther { // no copy tells whose record it is
 				t.Errorf("put: %+v", r)
 			}
-			if r := e.run("", "del", "--lost", "b:7"); r.code != exitNo {
+			if r := e.run("", "del", "--lost", "b:7"); r.code != ctl.ExitNo {
 				t.Errorf("del --lost of a sound key: %+v", r)
 			}
 			e.must("", "del", "--lost", "a:4")
 			e.must("", "put", "a:4", "new")
 			r = e.run("", "-o", "json", "flush", "--yes")
-			if got := decode[erased](t, r.stdout); r.code != exitOther || got.Deleted != n/2 { // without b:3, with a:4
+			if got := decode[erased](t, r.stdout); r.code != ctl.ExitOther ||
+				got.Deleted != n/2 { // without b:3, with a:4
 				t.Errorf("flush: %+v", r)
 			}
 			r = e.run("", "-o", "json", "check", "--repair")
-			if got := decode[checkReport](t, r.stdout); r.code != exitNo || got.Freed != 2 || got.Lost != 0 ||
+			if got := decode[inside.CheckReport](t, r.stdout); r.code != ctl.ExitNo || got.Freed != 2 ||
+				got.Lost != 0 ||
 				got.Corrupt != 0 || len(got.Problems) == 0 {
 				t.Errorf("check --repair: %+v", r)
 			}

@@ -12,49 +12,15 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvd-project/kvd/internal/doctor"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 )
-
-func TestDoctorTable(t *testing.T) {
-	var out bytes.Buffer
-	a := newApp(nil, &out, &out)
-	a.output = "table"
-	findings := []doctor.Finding{
-		{Group: "one", Check: "a", Level: doctor.OK, Found: "fine"},
-		{Group: "one", Check: "long", Level: doctor.Note, Found: "so", Advice: "do that"},
-		{Group: "two", Check: "b", Level: doctor.Warn, Found: "bad"},
-	}
-	if err := a.doctor(findings, nil); err != nil {
-		t.Errorf("nothing failed: %v", err)
-	}
-	findings = append(findings, doctor.Finding{Group: "two", Check: "c", Level: doctor.Fail, Found: "worse",
-		Advice: "run"})
-	out.Reset()
-	if err := a.doctor(findings, nil); exitCode(err) != exitNo {
-		t.Errorf("something failed: %v", err)
-	}
-	const want = `one
-  ok    a     fine
-  note  long  so
-              -> do that
-
-two
-  warn  b     bad
-  FAIL  c     worse
-              -> run
-
-1 ok, 1 note, 1 warn, 1 FAIL
-`
-	if out.String() != want {
-		t.Errorf("got\n%swant\n%s", out.String(), want)
-	}
-}
 
 // It needs no store, and its status says whether something failed.
 func TestDoctorHere(t *testing.T) {
 	run := func(args ...string) result {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"doctor", "--directory", "127.0.0.1:1"}, args...))
 		return result{out.String(), errs.String(), code}
 	}
@@ -62,7 +28,7 @@ func TestDoctorHere(t *testing.T) {
 		r := run("-o", "json", "--provider", provider)
 		findings := decode[struct{ Findings []map[string]string }](t, r.stdout).Findings
 		failed := slices.ContainsFunc(findings, func(f map[string]string) bool { return f["level"] == "fail" })
-		if len(findings) < 10 || failed != (r.code == exitNo) || !failed && r.code != exitOK || r.stderr != "" {
+		if len(findings) < 10 || failed != (r.code == ctl.ExitNo) || !failed && r.code != ctl.ExitOK || r.stderr != "" {
 			t.Errorf("--provider %q: %+v", provider, r)
 		}
 		ok := slices.ContainsFunc(findings, func(f map[string]string) bool {
@@ -72,7 +38,7 @@ func TestDoctorHere(t *testing.T) {
 			t.Errorf("--provider %s: usable %v, status %d", provider, ok, r.code)
 		}
 	}
-	if r := run("--provider", "sim"); r.code != exitUsage ||
+	if r := run("--provider", "sim"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "want one of shm, tcp, verbs") {
 		t.Errorf("--provider sim: %+v", r)
 	}
@@ -87,8 +53,8 @@ func serveDoctor(t *testing.T, args ...string) (addr string, stop func()) {
 	go func() {
 		defer close(ended)
 		var errs bytes.Buffer
-		if code := newApp(strings.NewReader(""), w, &errs).run(ctx,
-			append([]string{"doctor", "--serve", "--listen", "127.0.0.1:0"}, args...)); code != exitOK {
+		if code := newProgram(strings.NewReader(""), w, &errs).run(ctx,
+			append([]string{"doctor", "--serve", "--listen", "127.0.0.1:0"}, args...)); code != ctl.ExitOK {
 			t.Errorf("doctor --serve: status %d: %s", code, &errs)
 		}
 		_ = w.Close()
@@ -108,14 +74,14 @@ func TestDoctorAgainst(t *testing.T) {
 	addr, stop := serveDoctor(t, "--provider", "tcp")
 	type report struct {
 		Findings []map[string]string
-		Results  []measured
+		Results  []measure.Measured
 	}
 	run := func(args ...string) (report, result) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"doctor", "-o", "json", "--provider", "tcp", "--against", addr}, args...))
 		r := result{out.String(), errs.String(), code}
-		if code == exitUsage {
+		if code == ctl.ExitUsage {
 			return report{}, r
 		}
 		all := decode[report](t, r.stdout)
@@ -135,8 +101,8 @@ func TestDoctorAgainst(t *testing.T) {
 			t.Errorf("%s: %q\n%s%s", check, levels[check], r.stdout, r.stderr)
 		}
 	}
-	if len(got.Results) != len(endCases) || r.code != exitOK {
-		t.Errorf("%d results, status %d, want %d and %d", len(got.Results), r.code, len(endCases), exitOK)
+	if len(got.Results) != len(measure.EndCases) || r.code != ctl.ExitOK {
+		t.Errorf("%d results, status %d, want %d and %d", len(got.Results), r.code, len(measure.EndCases), ctl.ExitOK)
 	}
 	for _, m := range got.Results {
 		if m.Provider != "tcp" || m.MedianNanos <= 0 || m.MiBPerSec <= 0 {
@@ -147,7 +113,7 @@ func TestDoctorAgainst(t *testing.T) {
 	stop()
 	got, r = run()
 	if len(got.Findings) != 1 || got.Findings[0]["check"] != "reached" || got.Findings[0]["level"] != "fail" ||
-		r.code != exitNo {
+		r.code != ctl.ExitNo {
 		t.Errorf("without the other end: %+v, status %d", got.Findings, r.code)
 	}
 	for _, c := range []struct {
@@ -162,7 +128,7 @@ func TestDoctorAgainst(t *testing.T) {
 		{[]string{"--against", "", "--serve", "--listen", "0.0.0.0:0"}, "want TLS flags, or --insecure"},
 		{[]string{"--against", "", "--serve", "--listen", "127.0.0.1"}, "want HOST:PORT"},
 	} {
-		if _, r := run(c.args...); r.code != exitUsage || !strings.Contains(r.stderr, c.want) {
+		if _, r := run(c.args...); r.code != ctl.ExitUsage || !strings.Contains(r.stderr, c.want) {
 			t.Errorf("%v: status %d: %s; want %q", c.args, r.code, r.stderr, c.want)
 		}
 	}
@@ -172,9 +138,9 @@ func TestDoctorAgainst(t *testing.T) {
 func TestDoctorAgainstNoCertificates(t *testing.T) {
 	for _, args := range [][]string{{"--against", "192.0.2.1"}, {"--serve"}} {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--tls-ca",
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--tls-ca",
 			"/nonexistent", "--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"}, args...))
-		if code != exitOther || out.Len() > 0 || !strings.Contains(errs.String(), "/nonexistent") {
+		if code != ctl.ExitOther || out.Len() > 0 || !strings.Contains(errs.String(), "/nonexistent") {
 			t.Errorf("%v: status %d: %s%s", args, code, out.String(), errs.String())
 		}
 	}
@@ -191,10 +157,10 @@ func TestDoctorAgainstStranger(t *testing.T) {
 			_, _ = io.WriteString(w, answer)
 		}))
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"doctor", "--provider", "tcp",
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(), []string{"doctor", "--provider", "tcp",
 			"--timeout", "5s", "--against", s.Listener.Addr().String()})
 		s.Close()
-		if code != exitNo || !strings.Contains(out.String(), want) {
+		if code != ctl.ExitNo || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: status %d, want %q in\n%s%s", answer, code, want, out.String(), errs.String())
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
@@ -70,7 +71,7 @@ func (f *fakeDirectory) Status(context.Context, *dirpb.StatusRequest) (*dirpb.St
 func (f *fakeDirectory) called(name string, m proto.Message) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b, err := protoJSON(m)
+	b, err := ctl.ProtoJSON(m)
 	if err != nil {
 		return err
 	}
@@ -265,7 +266,7 @@ func TestOperate(t *testing.T) {
 			}
 			f.mu.Unlock()
 			out.WriteString(r.stderr + r.stdout)
-			if r.code != exitOK {
+			if r.code != ctl.ExitOK {
 				fmt.Fprintf(&out, "exit %d\n", r.code)
 			}
 			text := out.String()

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -28,7 +29,7 @@ func TestViewsAskTheLeader(t *testing.T) {
 	e := &env{t: t, flags: []string{"--directory", follower.serve(t), "--timeout", "10s"}}
 	for line, want := range map[string]string{"status": "4711", "stats": "77", "nodes": "new", "jobs": "no janitor"} {
 		r := e.run("", line)
-		if r.code != exitOK || !strings.Contains(r.stdout, want) || r.stderr != "" ||
+		if r.code != ctl.ExitOK || !strings.Contains(r.stdout, want) || r.stderr != "" ||
 			strings.Contains(r.stdout, "does not lead") {
 			t.Errorf("%s: want %q of the leader's: %+v", line, want, r)
 		}
@@ -40,19 +41,19 @@ func TestViewsAskTheLeader(t *testing.T) {
 		{Id: "d3", Voter: true}}
 	follower.mu.Unlock()
 	const answer = "answer of directory node d2, which does not lead: it is 3.2s old"
-	if r := e.run("", "nodes"); r.code != exitOK || !strings.Contains(r.stdout, "old") ||
+	if r := e.run("", "nodes"); r.code != ctl.ExitOK || !strings.Contains(r.stdout, "old") ||
 		!strings.Contains(r.stderr, answer) {
 		t.Errorf("nodes: %+v", r)
 	}
 	r := e.run("", "status")
 	for _, want := range []string{answer, "the directory has no leader: 2 of its 3 nodes must run",
 		"reclaim epoch  -"} {
-		if r.code != exitOK || !strings.Contains(r.stdout, want) {
+		if r.code != ctl.ExitOK || !strings.Contains(r.stdout, want) {
 			t.Errorf("status lacks %q: %+v", want, r)
 		}
 	}
 	// A command that changes something does not take that for an answer.
-	if r := e.run("", "--timeout", "500ms", "drain", "old"); r.code != exitUnavailable {
+	if r := e.run("", "--timeout", "500ms", "drain", "old"); r.code != ctl.ExitUnavailable {
 		t.Errorf("drain: %+v", r)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
@@ -98,21 +99,21 @@ func TestGatewaysOverTLS(t *testing.T) {
 	directory := f.serve(t, as("directory"))
 	kvctl := func(args ...string) (int, string, string) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"--directory=" + directory, "--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key,
 				"--timeout=10s"}, args...))
 		return code, out.String(), errs.String()
 	}
 	const impostor = "/kvd/memnode/x has the role memnode, and answering as a gateway is for gateway"
-	if code, out, errs := kvctl("gateways", "--interval", "0"); code != exitUnavailable ||
+	if code, out, errs := kvctl("gateways", "--interval", "0"); code != ctl.ExitUnavailable ||
 		!strings.Contains(out, "40.0 MiB") || !strings.Contains(errs, impostor) ||
 		!strings.Contains(errs, "1 of 2 gateways did not answer") {
 		t.Errorf("exit status %d\n%s%s", code, out, errs)
 	}
-	if code, out, errs := kvctl("gateways", "kill", "g1", "7"); code != exitOK || killed != 1 {
+	if code, out, errs := kvctl("gateways", "kill", "g1", "7"); code != ctl.ExitOK || killed != 1 {
 		t.Errorf("exit status %d, %d were killed\n%s%s", code, killed, out, errs)
 	}
-	if code, _, errs := kvctl("gateways", "kill", "g2", "7"); code != exitUnavailable || killed != 1 ||
+	if code, _, errs := kvctl("gateways", "kill", "g2", "7"); code != ctl.ExitUnavailable || killed != 1 ||
 		!strings.Contains(errs, impostor) || !strings.Contains(errs, "(it did not happen)") {
 		t.Errorf("exit status %d, %d were killed\n%s", code, killed, errs)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/server"
 )
@@ -34,14 +35,14 @@ func TestImpostorDirectory(t *testing.T) {
 	}
 	kvctl := func(args ...string) (int, string) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+		code := newProgram(strings.NewReader(""), &out, &errs).run(t.Context(),
 			append([]string{"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key}, args...))
 		return code, errs.String()
 	}
 	n := serve(a.Role("gateway", "g1"))
 	for _, args := range [][]string{{"namespace", "create", "mine"}, {"put", "k", "v"}} {
 		code, errs := kvctl(append([]string{"--directory=" + n.Addr(), "--timeout=1s"}, args...)...)
-		if code != exitUnavailable || !strings.Contains(errs, "spiffe://test.example/kvd/gateway/g1 has the role "+
+		if code != ctl.ExitUnavailable || !strings.Contains(errs, "spiffe://test.example/kvd/gateway/g1 has the role "+
 			"gateway, and answering as a directory is for directory") ||
 			!strings.Contains(errs, "(it did not happen)") {
 			t.Errorf("%s: exit status %d, %s", args, code, errs)
@@ -51,12 +52,12 @@ func TestImpostorDirectory(t *testing.T) {
 		c.Subject = pkix.Name{CommonName: "d", OrganizationalUnit: []string{"control"}}
 	}))
 	if code, errs := kvctl("--directory="+n.Addr(), "--identity-units=control=directory,sre=operator",
-		"status"); code != exitOK {
+		"status"); code != ctl.ExitOK {
 		t.Errorf("units: exit status %d, %s", code, errs)
 	}
 	for flag, want := range map[string]string{"--identity-units=control": "want an organizational unit and its role",
 		"--identity-trust-domain=A": "want a name of lower-case letters"} {
-		if code, errs := kvctl(flag, "status"); code != exitUsage || !strings.Contains(errs, want) {
+		if code, errs := kvctl(flag, "status"); code != ctl.ExitUsage || !strings.Contains(errs, want) {
 			t.Errorf("%s: exit status %d, %s", flag, code, errs)
 		}
 	}

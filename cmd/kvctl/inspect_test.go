@@ -11,8 +11,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
+	looks "github.com/kvd-project/kvd/internal/ctl/inside"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 	"github.com/kvd-project/kvd/internal/devstore"
-	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -29,7 +32,7 @@ func command(args ...string) string {
 // More than a batch of every format arrives; of keys that come again the last value.
 func TestPipe(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 512 << 20, Providers: []string{"shm"}})
-	const keys = 3 * pipeKeys / 2
+	const keys = 3 * bulk.PipeKeys / 2
 	line := map[string]func(k, v string) string{
 		"resp": func(k, v string) string { return command("SET", k, v) },
 		"tsv":  func(k, v string) string { return k + "\t" + v + "\n" },
@@ -50,11 +53,11 @@ func TestPipe(t *testing.T) {
 		}
 		file := filepath.Join(t.TempDir(), "in")
 		writeFile(t, file, []byte(in.String()))
-		rep := decode[pipeReport](t, e.must("", "-o", "json", "pipe", file))
+		rep := decode[bulk.PipeReport](t, e.must("", "-o", "json", "pipe", file))
 		if rep.Format != format || rep.OK != 3*keys || rep.Failed+rep.NoEffect != 0 || rep.Bytes != int64(in.Len()) {
 			t.Errorf("%+v", rep)
 		}
-		for _, i := range []int{0, pipeKeys, keys - 1} {
+		for _, i := range []int{0, bulk.PipeKeys, keys - 1} {
 			if got := e.must("", "get", fmt.Sprintf("%s%d", format, i)); got != fmt.Sprintf("%d of 2", i) {
 				t.Errorf("%s %d: %q", format, i, got)
 			}
@@ -66,7 +69,8 @@ func TestPipe(t *testing.T) {
 	e.must(long, "put", "long", "--ttl", "100h")
 	all := e.must("", "-o", "json", "scan", "--long", "--limit", "0")
 	e.must("", "namespace", "create", "copy", "--bytes", "128MiB")
-	if rep := decode[pipeReport](t, e.must(all, "-o", "json", "--namespace", "copy", "pipe")); rep.Format != "jsonl" ||
+	if rep := decode[bulk.PipeReport](t, e.must(all, "-o", "json", "--namespace", "copy",
+		"pipe")); rep.Format != "jsonl" ||
 		rep.OK != 3*keys+1 {
 		t.Errorf("%+v", rep)
 	}
@@ -77,7 +81,7 @@ func TestPipe(t *testing.T) {
 		t.Errorf("ttl %s", got)
 	}
 	// A time to live is changed without the value.
-	if rep := decode[pipeReport](t, e.must(command("EXPIRE", "long", "500"), "-o", "json", "pipe")); rep.OK != 1 {
+	if rep := decode[bulk.PipeReport](t, e.must(command("EXPIRE", "long", "500"), "-o", "json", "pipe")); rep.OK != 1 {
 		t.Errorf("%+v", rep)
 	}
 	if got := e.must("", "ttl", "long"); !strings.HasPrefix(got, "8m") {
@@ -100,19 +104,19 @@ func TestPipeRefusesProtocol(t *testing.T) {
 		{"*2\r\n" + strings.Repeat("x", 70<<10), "Protocol error"},
 	} {
 		r := e.run(good+c.in, "-o", "json", "pipe")
-		rep := decode[pipeReport](t, r.stdout)
-		if r.code != exitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") ||
+		rep := decode[bulk.PipeReport](t, r.stdout)
+		if r.code != ctl.ExitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") ||
 			rep.OK != 1 || rep.Failed != 0 {
 			t.Errorf("%.40q: %+v", c.in, r)
 		}
 	}
 	// Failures are counted, and not all of them told.
 	r := e.run(strings.Repeat(command("HGETALL", "h"), 50)+good, "-o", "json", "pipe")
-	if rep := decode[pipeReport](t, r.stdout); r.code != exitUsage || rep.Failed != 50 || rep.OK != 1 ||
-		strings.Count(r.stderr, "\n") != failuresNamed+1 {
+	if rep := decode[bulk.PipeReport](t, r.stdout); r.code != ctl.ExitUsage || rep.Failed != 50 || rep.OK != 1 ||
+		strings.Count(r.stderr, "\n") != bulk.FailuresNamed+1 {
 		t.Errorf("%+v", r)
 	}
-	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != exitUsage ||
+	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "line 1: key of 65536 bytes") {
 		t.Errorf("%+v", r)
 	}
@@ -121,7 +125,7 @@ func TestPipeRefusesProtocol(t *testing.T) {
 // full answers every PUT with an error, and everything else not at all the first
 // time.
 type full struct {
-	store
+	ctl.Store
 	calls int
 }
 
@@ -142,10 +146,10 @@ func (f *full) Do(ctx context.Context, ops []client.Op) {
 func TestPipeFailures(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	f := &full{}
-	e.wrap(func(s store) store { f.store = s; return f })
+	e.wrap(func(s ctl.Store) ctl.Store { f.Store = s; return f })
 	r := e.run(command("SET", "a", "b")+command("DEL", "c")+command("SET", "d", "e"), "-o", "json", "pipe")
-	rep := decode[pipeReport](t, r.stdout)
-	if r.code != exitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 ||
+	rep := decode[bulk.PipeReport](t, r.stdout)
+	if r.code != ctl.ExitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 ||
 		!strings.Contains(r.stderr, `command 3 at byte 47: "d": full`) {
 		t.Errorf("%d calls, %+v", f.calls, r)
 	}
@@ -169,7 +173,7 @@ func TestBigkeys(t *testing.T) {
 			Bytes uint64
 			Value uint64 `json:"value_bytes"`
 		}
-		Sizes []sizeClass
+		Sizes []looks.SizeClass
 	}
 	rep := decode[report](t, e.must("", "-o", "json", "bigkeys", "--top", "4"))
 	header := uint64(layout.RecordHeaderSize)
@@ -194,7 +198,8 @@ func TestBigkeys(t *testing.T) {
 		keys += c.Keys
 		sum += c.Bytes
 	}
-	if keys != rep.Keys || sum != rep.Bytes || rep.Sizes[0] != (sizeClass{64, 101, 100*(header+13) + header + 13}) {
+	if keys != rep.Keys || sum != rep.Bytes || rep.Sizes[0] != (looks.SizeClass{UpTo: 64, Keys: 101, Bytes: 100*(header+
+		13) + header + 13}) {
 		t.Errorf("%+v", rep.Sizes)
 	}
 	if out := e.must("", "bigkeys"); !strings.Contains(out, "\n manifest ") || !strings.Contains(out, "8.0 MiB") ||
@@ -204,7 +209,7 @@ func TestBigkeys(t *testing.T) {
 
 	// A record that is torn, or whose place has another tenant, is counted and no more.
 	torn := 0
-	e.wrap(func(s store) store {
+	e.wrap(func(s ctl.Store) ctl.Store {
 		return &overlay{s, func(_ int, off uint64, b []byte) {
 			if i := bytes.Index(b, []byte("k000123456789")); i >= layout.RecordHeaderSize {
 				torn++
@@ -219,14 +224,14 @@ func TestBigkeys(t *testing.T) {
 
 // accessed shows access words that a test makes up.
 type accessed struct {
-	store
+	ctl.Store
 	words map[uint64]layout.AccessWord // by the slot's offset, in the only placement group
 	base  uint64
 }
 
 func (a *accessed) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	if off < a.base || off >= 2*a.base {
-		return a.store.ReadRaw(ctx, pg, replica, off, n)
+		return a.Store.ReadRaw(ctx, pg, replica, off, n)
 	}
 	b := make([]byte, n)
 	for at, w := range a.words {
@@ -286,7 +291,7 @@ func TestHotkeys(t *testing.T) {
 	if len(acc.words) != keys-1 {
 		t.Fatalf("%d slots found", len(acc.words))
 	}
-	e.wrap(func(s store) store { acc.store = s; return acc })
+	e.wrap(func(s ctl.Store) ctl.Store { acc.Store = s; return acc })
 	type report struct {
 		Keys, Known uint64
 		Hottest     []struct {
@@ -307,16 +312,6 @@ func TestHotkeys(t *testing.T) {
 	}
 }
 
-func TestTop(t *testing.T) {
-	l := top[int]{n: 3, less: func(a, b int) int { return a - b }}
-	for _, v := range []int{5, 1, 9, 5, 7, 2, 9} {
-		l.add(v)
-	}
-	if fmt.Sprint(l.items) != "[9 9 7]" {
-		t.Error(l.items)
-	}
-}
-
 func TestStat(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20})
 	for i := range 20 {
@@ -325,7 +320,7 @@ func TestStat(t *testing.T) {
 	out := e.must("", "-o", "json", "stat", "--interval", "10ms", "--count", "3")
 	d := json.NewDecoder(strings.NewReader(out))
 	for range 3 {
-		var l statLine
+		var l looks.StatLine
 		if err := d.Decode(&l); err != nil {
 			t.Fatal(err)
 		}
@@ -343,50 +338,25 @@ func TestStat(t *testing.T) {
 	}
 	// The end of a command that watches is no failure.
 	ctx, cancel := context.WithCancel(t.Context())
-	e.wrap(func(s store) store { return &overlay{s, func(int, uint64, []byte) { cancel() }} })
-	if r := e.runContext(ctx, "", "stat", "--interval", "1h"); r.code != exitOK {
+	e.wrap(func(s ctl.Store) ctl.Store { return &overlay{s, func(int, uint64, []byte) { cancel() }} })
+	if r := e.runContext(ctx, "", "stat", "--interval", "1h"); r.code != ctl.ExitOK {
 		t.Errorf("%+v", r)
-	}
-}
-
-// A directory node that does not lead does not know what is lost, so it counts as held; zero
-// would say that nothing is.
-func TestStatOfAFollower(t *testing.T) {
-	ns := &dirpb.Namespace{Id: 1, Name: "default", LimitBytes: 50 * layout.UnitSize}
-	u := &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40, LostUnits: 3, LiveUnits: 20, Short: true,
-		Estimated: true}
-	st := &dirpb.StatusReply{
-		Map:   &dirpb.Map{Namespaces: []*dirpb.Namespace{ns}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}},
-		Usage: []*dirpb.PGUsage{u}}
-	l := statLine{Live: 20 * layout.UnitSize}
-	l.usage(st, ns)
-	if l.Held != 17*layout.UnitSize || l.Lost == nil || *l.Lost != 3*layout.UnitSize || l.Short == nil || !*l.Short ||
-		l.Free != 10*layout.UnitSize {
-		t.Errorf("a leader: %+v", l)
-	}
-	st.Usage[0] = &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40}
-	l.usage(st, ns)
-	if l.Held != 20*layout.UnitSize || l.Lost != nil || l.Short != nil || l.Free != 10*layout.UnitSize {
-		t.Errorf("a follower: %+v", l)
-	}
-	if b, err := json.Marshal(l); err != nil || !strings.Contains(string(b), `"lost_bytes":null`) ||
-		!strings.Contains(string(b), `"short":null`) {
-		t.Errorf("%s, %v", b, err)
 	}
 }
 
 func TestLatency(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	e.must("", "put", "k", "v")
-	good := func(l latencyLine, gets, missing int64) {
+	good := func(l measure.LatencyLine, gets, missing int64) {
 		t.Helper()
 		if l.Gets != gets || l.NotFound != missing || l.Errors != 0 || l.Min <= 0 || float64(l.Min) > l.Avg ||
 			l.Min > l.P50 || l.P50 > l.P99 || l.P99 > l.Max {
 			t.Errorf("%+v", l)
 		}
 	}
-	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "k", "--count", "50", "--pause", "0s")), 50, 0)
-	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "--count", "5", "--pause", "1ms")), 5, 5)
+	good(decode[measure.LatencyLine](t, e.must("", "-o", "json", "latency", "k", "--count", "50", "--pause", "0s")), 50,
+		0)
+	good(decode[measure.LatencyLine](t, e.must("", "-o", "json", "latency", "--count", "5", "--pause", "1ms")), 5, 5)
 	out := e.must("", "-o", "json", "latency", "k", "--history", "--interval", "20ms", "--pause", "1ms", "--count",
 		"100")
 	if n := strings.Count(out, "\n"); n < 2 {
@@ -396,9 +366,9 @@ func TestLatency(t *testing.T) {
 		!strings.Contains(out, "µs") {
 		t.Error(out)
 	}
-	e.wrap(func(s store) store { return &failing{s, client.ErrUnavailable} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &failing{s, client.ErrUnavailable} })
 	r := e.run("", "-o", "json", "latency", "k", "--count", "3", "--pause", "0s")
-	if l := decode[latencyLine](t, r.stdout); r.code != exitUnavailable || l.Errors != 3 || l.Gets != 0 {
+	if l := decode[measure.LatencyLine](t, r.stdout); r.code != ctl.ExitUnavailable || l.Errors != 3 || l.Gets != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -408,11 +378,11 @@ func TestCompleteKeys(t *testing.T) {
 	if out := e.must("", "__complete", "get", ""); !strings.HasPrefix(out, ":4\n") {
 		t.Errorf("no namespace: %q", out)
 	}
-	if r := e.run("", "shards"); r.code != exitUsage {
+	if r := e.run("", "shards"); r.code != ctl.ExitUsage {
 		t.Errorf("completion made the namespace: %+v", r)
 	}
 	var in strings.Builder
-	for i := range 2 * completeMost {
+	for i := range 2 * ctl.CompleteMost {
 		fmt.Fprintf(&in, "many%d\tx\n", i)
 	}
 	in.WriteString("one\tx\nline\x01\tx\n")
@@ -423,7 +393,7 @@ func TestCompleteKeys(t *testing.T) {
 	if out := e.must("", "__completeNoDesc", "mget", "one", "li"); out != ":4\n" {
 		t.Errorf("a key that is no text: %q", out)
 	}
-	if out := e.must("", "__completeNoDesc", "del", "x", "many"); strings.Count(out, "many") != completeMost {
+	if out := e.must("", "__completeNoDesc", "del", "x", "many"); strings.Count(out, "many") != ctl.CompleteMost {
 		t.Errorf("%d keys", strings.Count(out, "many"))
 	}
 }

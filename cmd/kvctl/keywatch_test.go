@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
 // between changes the store before the second and each later look, and fails the looks after the last change.
 type between struct {
-	store
+	ctl.Store
 	looks int
 	steps []func()
 }
@@ -35,7 +36,7 @@ func (b *between) Get(ctx context.Context, k []byte) (client.Item, error) {
 	if err := b.lookAgain(); err != nil {
 		return client.Item{}, err
 	}
-	return b.store.Get(ctx, k)
+	return b.Store.Get(ctx, k)
 }
 
 func (b *between) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
@@ -44,7 +45,7 @@ func (b *between) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[clie
 			return func(yield func(client.KV, error) bool) { yield(client.KV{}, err) }
 		}
 	}
-	return b.store.Scan(ctx, o)
+	return b.Store.Scan(ctx, o)
 }
 
 // A watch prints the changes from one look to the next, several of a key as one, and nothing else.
@@ -78,7 +79,7 @@ func TestWatchKeys(t *testing.T) {
 		for _, k := range c.first {
 			other.must("", "put", k, "v")
 		}
-		e.wrap(func(s store) store { return &between{store: s, steps: c.steps} })
+		e.wrap(func(s ctl.Store) ctl.Store { return &between{Store: s, steps: c.steps} })
 		got := e.must("", append([]string{"watch", "--interval", "10ms"}, c.args...)...)
 		if got = at.ReplaceAllString(got, "$1"); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -92,13 +93,13 @@ func TestWatchEnds(t *testing.T) {
 	for i := range 3 {
 		e.must("", "put", fmt.Sprintf("k%d", i), "v")
 	}
-	if r := e.run("", "watch", "--prefix", "k", "--limit", "2"); r.code != exitUsage || r.stdout != "" {
+	if r := e.run("", "watch", "--prefix", "k", "--limit", "2"); r.code != ctl.ExitUsage || r.stdout != "" {
 		t.Errorf("more keys than the limit: %+v", r)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	e.wrap(func(s store) store { return &between{store: s, steps: []func(){cancel}} })
-	if r := e.runContext(ctx, "", "watch", "k0", "--interval", "10ms"); r.code != exitOK || r.stdout != "" {
+	e.wrap(func(s ctl.Store) ctl.Store { return &between{Store: s, steps: []func(){cancel}} })
+	if r := e.runContext(ctx, "", "watch", "k0", "--interval", "10ms"); r.code != ctl.ExitOK || r.stdout != "" {
 		t.Errorf("interrupted: %+v", r)
 	}
 }

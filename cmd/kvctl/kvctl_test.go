@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		main()
 	}
-	completeFor = time.Minute
+	ctl.CompleteFor = time.Minute
 	goleak.VerifyTestMain(m)
 }
 
@@ -33,7 +34,7 @@ type env struct {
 	t       *testing.T
 	store   *devstore.Store
 	flags   []string
-	backend func(*app) (backend, error) // nil: the real one
+	backend func(*ctl.App) (ctl.Backend, error) // nil: the real one
 	now     func() time.Time
 }
 
@@ -74,10 +75,10 @@ func (e *env) run(stdin string, args ...string) result {
 
 func (e *env) runContext(ctx context.Context, stdin string, args ...string) result {
 	var out, errs bytes.Buffer
-	a := newApp(strings.NewReader(stdin), &out, &errs)
-	a.now = e.now
+	a := newProgram(strings.NewReader(stdin), &out, &errs)
+	a.Now = e.now
 	if e.backend != nil {
-		a.backend = e.backend
+		a.Backend = e.backend
 	}
 	code := a.run(ctx, append(append([]string(nil), e.flags...), args...))
 	return result{out.String(), errs.String(), code}
@@ -87,7 +88,7 @@ func (e *env) runContext(ctx context.Context, stdin string, args ...string) resu
 func (e *env) must(stdin string, args ...string) string {
 	e.t.Helper()
 	r := e.run(stdin, args...)
-	if r.code != exitOK {
+	if r.code != ctl.ExitOK {
 		e.t.Fatalf("kvctl %q: exit %d: %s%s", args, r.code, r.stdout, r.stderr)
 	}
 	return r.stdout
@@ -159,7 +160,7 @@ func TestScripts(t *testing.T) {
 				out.WriteString("<no newline>\n")
 			}
 			out.WriteString(r.stderr)
-			if r.code != exitOK {
+			if r.code != ctl.ExitOK {
 				fmt.Fprintf(&out, "exit %d\n", r.code)
 			}
 			return out.String()

@@ -9,18 +9,19 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
 // changing has f run before the first part behind the first 8 MiB of a value is read.
 type changing struct {
-	store
+	ctl.Store
 	f func()
 	t *testing.T
 }
 
 func (c *changing) Open(ctx context.Context, k []byte) (*client.Value, error) {
-	v, err := c.store.Open(ctx, k)
+	v, err := c.Store.Open(ctx, k)
 	if err != nil {
 		return nil, err
 	}
@@ -35,9 +36,9 @@ func (c *changing) Open(ctx context.Context, k []byte) (*client.Value, error) {
 }
 
 func (c *changing) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
-	res := c.store.MultiGet(ctx, keys)
+	res := c.Store.MultiGet(ctx, keys)
 	for i := range res {
-		if n := len(res[i].Value); n > longValue {
+		if n := len(res[i].Value); n > ctl.LongValue {
 			c.t.Errorf("%d bytes of a value at once", n)
 		}
 	}
@@ -64,9 +65,9 @@ func TestLongFiles(t *testing.T) {
 		t.Errorf("get: %d bytes, want %d", len(got), len(first))
 	}
 	change := func() { put(second) }
-	e.wrap(func(s store) store { return &changing{s, change, t} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &changing{s, change, t} })
 	r := e.run("", "get", "d/long")
-	if r.code == exitOK || r.stdout != first[:8<<20] || !strings.Contains(r.stderr, "8 MiB of 24 MiB of version") {
+	if r.code == ctl.ExitOK || r.stdout != first[:8<<20] || !strings.Contains(r.stderr, "8 MiB of 24 MiB of version") {
 		t.Errorf("exit %d, %d bytes, %s", r.code, len(r.stdout), r.stderr)
 	}
 
@@ -92,16 +93,16 @@ func TestExportCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	e.wrap(func(s store) store { return &changing{s, cancel, t} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &changing{s, cancel, t} })
 	r := e.runContext(ctx, "", "export", dir, "--prefix", "d/", "--overwrite")
-	if got := readTree(t, dir); r.code == exitOK || len(got) != 1 || got["long"] != "earlier" {
+	if got := readTree(t, dir); r.code == ctl.ExitOK || len(got) != 1 || got["long"] != "earlier" {
 		t.Errorf("exit %d, %d files, %d bytes: %s", r.code, len(got), len(got["long"]), r.stderr)
 	}
 }
 
 // growing has a byte come to a file before it is put.
 type growing struct {
-	store
+	ctl.Store
 	file string
 	t    *testing.T
 }
@@ -115,7 +116,7 @@ func (g *growing) PutFrom(ctx context.Context, k []byte, r io.Reader, size int64
 		g.t.Fatal(err)
 	}
 	_ = f.Close()
-	return g.store.PutFrom(ctx, k, r, size, o)
+	return g.Store.PutFrom(ctx, k, r, size, o)
 }
 
 // TestGrowingFile: what comes to a long file while it is put is no part of the value, and no reason to end an import.
@@ -125,7 +126,7 @@ func TestGrowingFile(t *testing.T) {
 	file, want := filepath.Join(dir, "long"), strings.Repeat("x", 9<<20)
 	writeFile(t, file, []byte(want))
 	read := &env{t: t, flags: e.flags, now: e.now}
-	e.wrap(func(s store) store { return &growing{s, file, t} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &growing{s, file, t} })
 	for key, args := range map[string][]string{"a/long": {"import", dir, "--prefix", "a/"},
 		"b": {"put", "b", "--file", file}} {
 		st, err := os.Stat(file)

@@ -2,9 +2,9 @@
 // trees. It shows the cluster's state, what operations cost, and what the bytes in remote memory are.
 //
 // It leaves the data path to package client, and membership to the directory. It leaves the meaning of remote
-// bytes to internal/layout, and generating load to internal/ycsb. Read app.go first (flags, output, exit
-// status), then store.go for how a command reaches the store. Then read shell.go for many commands in one
-// process; every other file is one group of commands.
+// bytes to internal/layout, and generating load to internal/ycsb. Read app.go first: flags, the tree of commands and
+// how a process ends. Then read internal/ctl for how a command reaches the store and prints, and shell.go for many
+// commands in one process. Commands have packages below internal/ctl, by groups.
 //
 // A process runs a single command, or, as a shell, one after the other. Nothing here is called concurrently
 // except the workers of import, export and bench, which share a client. Data goes to stdout and nothing else
@@ -21,7 +21,7 @@ import (
 )
 
 func main() {
-	a := newApp(os.Stdin, os.Stdout, os.Stderr)
+	a := newProgram(os.Stdin, os.Stdout, os.Stderr)
 	a.signals = func(ctx context.Context, brief bool) context.Context {
 		if !brief {
 			return endsWith(ctx, os.Interrupt, syscall.SIGTERM)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -73,6 +75,9 @@ func (e *ends) mirror(code int, args ...string) (r mirrorReport, stderr string) 
 	return r, got.stderr
 }
 
+// mirrorReport is a report that a test looks at.
+type mirrorReport struct{ bulk.MirrorReport }
+
 func (r mirrorReport) is(t *testing.T, keys, copied, same, gone, deleted int64) {
 	t.Helper()
 	if r.Keys != keys || r.Copied != copied || r.Same != same || r.Gone != gone || r.Deleted != deleted ||
@@ -122,7 +127,7 @@ func (e *ends) alike() {
 	e.t.Helper()
 	src, dst := contents(e.t, e.src), contents(e.t, e.dst)
 	for k, it := range src {
-		if got, ok := dst[k]; !ok || !sameItem(it, got) {
+		if got, ok := dst[k]; !ok || !bulk.SameItem(it, got) {
 			e.t.Errorf("%.40q: at DST %v (%d bytes, %v, flags %d, note %d, expires %v), at SRC %d bytes, %v, flags "+
 				"%d, note %d, expires %v", k, ok,
 				len(got.Value), got.Type, got.Flags, got.Note, got.Expires, len(it.Value), it.Type, it.Flags, it.Note,
@@ -155,15 +160,15 @@ func TestMirror(t *testing.T) {
 		client.Op{Key: []byte("list"), Value: []byte("too"), Type: client.List},
 		client.Op{Key: []byte("long"), Value: randomBytes(9<<20+5, 2), Flags: 9, Note: 8},
 	)...)
-	r, _ := e.mirror(exitOK, "src", "dst:default", "--dry-run")
+	r, _ := e.mirror(ctl.ExitOK, "src", "dst:default", "--dry-run")
 	r.is(t, 1009, 1009, 0, 0, 0)
 	if n := len(contents(t, e.dst)); n != 0 || !r.DryRun {
 		t.Errorf("a dry run left %d keys, and said %+v", n, r)
 	}
-	r, _ = e.mirror(exitOK, "src", "dst")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst")
 	r.is(t, 1009, 1009, 0, 0, 0)
 	e.alike()
-	r, _ = e.mirror(exitOK, "src", "dst")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst")
 	r.is(t, 1009, 0, 1009, 0, 0)
 
 	put(t, e.src, client.Op{Key: []byte("key:0000"), Value: []byte("changed")},
@@ -176,21 +181,21 @@ func TestMirror(t *testing.T) {
 	}
 	put(t, e.dst, client.Op{Key: []byte("key:0002"), Value: []byte("changed at DST")},
 		client.Op{Key: []byte("elsewhere"), Value: []byte("of DST")})
-	r, _ = e.mirror(exitOK, "src", "dst", "--delete", "--dry-run")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst", "--delete", "--dry-run")
 	r.is(t, 1008, 5, 1003, 0, 3)
-	r, _ = e.mirror(exitOK, "src", "dst", "--prefix", "key:", "--delete")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst", "--prefix", "key:", "--delete")
 	r.is(t, 999, 2, 997, 0, 1)
-	r, _ = e.mirror(exitOK, "src", "dst")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst")
 	r.is(t, 1008, 3, 1005, 0, 0)
-	r, _ = e.mirror(exitOK, "src", "dst", "--delete")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst", "--delete")
 	r.is(t, 1008, 0, 1008, 0, 2)
 	e.alike()
 
 	// And back: what came from there is there.
-	r, _ = e.mirror(exitOK, "dst", "src", "--delete")
+	r, _ = e.mirror(ctl.ExitOK, "dst", "src", "--delete")
 	r.is(t, 1008, 0, 1008, 0, 0)
 	// Two namespaces of one store.
-	r, _ = e.mirror(exitOK, ":default", ":other", "--prefix", "key:")
+	r, _ = e.mirror(ctl.ExitOK, ":default", ":other", "--prefix", "key:")
 	r.is(t, 999, 999, 0, 0, 0)
 	if text := e.must("", "mirror", ":default", ":other", "--prefix", "key:00"); !strings.Contains(
 		text, "Keys  Copied  Bytes  Same") {
@@ -215,21 +220,21 @@ func TestMirrorGoesByVersions(t *testing.T) {
 		later = int64(v - it.Version)
 		time.Sleep(10 * time.Millisecond)
 	}
-	r, _ := e.mirror(exitOK, "src", "dst", "--margin", "1s")
+	r, _ := e.mirror(ctl.ExitOK, "src", "dst", "--margin", "1s")
 	r.is(t, 1, 0, 1, 0, 0)
 	// Nor does a version of the future say anything.
-	e.meddle(nil, func(a *app, ops []client.Op) {
-		if a.directory[0] == e.there.store.Directory()[0] {
+	e.meddle(nil, func(a *ctl.App, ops []client.Op) {
+		if a.Directory[0] == e.there.store.Directory()[0] {
 			ops[0].Item.Version = layout.VersionAt(uint64(time.Now().Add(time.Hour).UnixNano()))
 		}
 	})
-	r, _ = e.mirror(exitOK, "src", "dst", "--margin", "1s", "--dry-run")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst", "--margin", "1s", "--dry-run")
 	r.is(t, 1, 1, 0, 0, 0)
 	e.backend = nil
-	r, _ = e.mirror(exitOK, "src", "dst", "--margin", "1s", "--compare")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst", "--margin", "1s", "--compare")
 	r.is(t, 1, 1, 0, 0, 0)
 	put(t, e.src, client.Op{Key: []byte("k"), Value: []byte("changed")})
-	r, _ = e.mirror(exitOK, "src", "dst", "--margin", "1s")
+	r, _ = e.mirror(ctl.ExitOK, "src", "dst", "--margin", "1s")
 	r.is(t, 1, 1, 0, 0, 0)
 	e.alike()
 }
@@ -242,16 +247,16 @@ func TestMirrorRefuses(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"src"}, exitUsage, "usage: kvctl mirror SRC DST"},
-		{[]string{"src", ""}, exitUsage, `DST: "": want CONTEXT, CONTEXT:NAMESPACE or :NAMESPACE`},
-		{[]string{"src:", "dst"}, exitUsage, `SRC: "src:": want CONTEXT`},
-		{[]string{"src", "nobody"}, exitUsage, `DST: no context "nobody": want dst, src`},
-		{[]string{"src", "dst:nothing"}, exitUsage, `DST dst:nothing: unknown namespace`},
-		{[]string{"src:nothing", "dst"}, exitUsage, `SRC src:nothing: unknown namespace`},
-		{[]string{"src", "src:default"}, exitUsage, "SRC src and DST src:default are the same namespace"},
-		{[]string{"src", ":default"}, exitUsage, "SRC src and DST :default are the same namespace"},
-		{[]string{"src", "dst", "--margin", "1ms"}, exitUsage, "--margin 1ms: want at least 1s"},
-		{[]string{"src", "dst", "--delete"}, exitNo, "SRC src has no such key: nothing was deleted"},
+		{[]string{"src"}, ctl.ExitUsage, "usage: kvctl mirror SRC DST"},
+		{[]string{"src", ""}, ctl.ExitUsage, `DST: "": want CONTEXT, CONTEXT:NAMESPACE or :NAMESPACE`},
+		{[]string{"src:", "dst"}, ctl.ExitUsage, `SRC: "src:": want CONTEXT`},
+		{[]string{"src", "nobody"}, ctl.ExitUsage, `DST: no context "nobody": want dst, src`},
+		{[]string{"src", "dst:nothing"}, ctl.ExitUsage, `DST dst:nothing: unknown namespace`},
+		{[]string{"src:nothing", "dst"}, ctl.ExitUsage, `SRC src:nothing: unknown namespace`},
+		{[]string{"src", "src:default"}, ctl.ExitUsage, "SRC src and DST src:default are the same namespace"},
+		{[]string{"src", ":default"}, ctl.ExitUsage, "SRC src and DST :default are the same namespace"},
+		{[]string{"src", "dst", "--margin", "1ms"}, ctl.ExitUsage, "--margin 1ms: want at least 1s"},
+		{[]string{"src", "dst", "--delete"}, ctl.ExitNo, "SRC src has no such key: nothing was deleted"},
 	} {
 		if _, said := e.mirror(c.code, c.args...); !strings.Contains(said, c.want) {
 			t.Errorf("mirror %q says %q, want %q", c.args, said, c.want)
@@ -270,13 +275,13 @@ func TestMirrorFull(t *testing.T) {
 	for i := range 20 {
 		put(t, e.src, client.Op{Key: fmt.Appendf(nil, "big:%02d", i), Value: randomBytes(1<<20, uint64(i))})
 	}
-	_, said := e.mirror(exitUnavailable, "src", "dst:small")
+	_, said := e.mirror(ctl.ExitUnavailable, "src", "dst:small")
 	if !strings.Contains(said, `DST dst:small has no room for "big:`) ||
 		!strings.Contains(said, "run it again to go on") || strings.Contains(said, "it did not happen") {
 		t.Errorf("a full DST: %q", said)
 	}
 	dst.must("", "namespace", "set", "small", "--limit", "48MiB")
-	r, _ := e.mirror(exitOK, "src", "dst:small")
+	r, _ := e.mirror(ctl.ExitOK, "src", "dst:small")
 	if r.Keys != 20 || r.Copied == 0 || r.Same == 0 || r.Copied+r.Same != 20 {
 		t.Errorf("the next run: %+v", r)
 	}
@@ -284,32 +289,32 @@ func TestMirrorFull(t *testing.T) {
 
 // meddled is a backend whose stores tell a test of batches before they are done, and afterwards.
 type meddled struct {
-	backend
-	side          *app
-	before, after func(*app, []client.Op)
+	ctl.Backend
+	side          *ctl.App
+	before, after func(*ctl.App, []client.Op)
 }
 
 type meddledStore struct {
-	store
+	ctl.Store
 	m *meddled
 }
 
-func (m *meddled) Open(ctx context.Context, o sessionOptions) (store, error) {
-	s, err := m.backend.Open(ctx, o)
+func (m *meddled) Open(ctx context.Context, o ctl.SessionOptions) (ctl.Store, error) {
+	s, err := m.Backend.Open(ctx, o)
 	return meddledStore{s, m}, err
 }
 
 func (s meddledStore) Do(ctx context.Context, ops []client.Op) {
 	s.m.before(s.m.side, ops)
-	s.store.Do(ctx, ops)
+	s.Store.Do(ctx, ops)
 	s.m.after(s.m.side, ops)
 }
 
 // meddle has before and after see what mirror does; nil: nothing.
-func (e *ends) meddle(before, after func(*app, []client.Op)) {
+func (e *ends) meddle(before, after func(*ctl.App, []client.Op)) {
 	var mu sync.Mutex
-	locked := func(fn func(*app, []client.Op)) func(*app, []client.Op) {
-		return func(a *app, ops []client.Op) {
+	locked := func(fn func(*ctl.App, []client.Op)) func(*ctl.App, []client.Op) {
+		return func(a *ctl.App, ops []client.Op) {
 			mu.Lock()
 			defer mu.Unlock()
 			if fn != nil && len(ops) > 0 {
@@ -317,8 +322,8 @@ func (e *ends) meddle(before, after func(*app, []client.Op)) {
 			}
 		}
 	}
-	e.backend = func(a *app) (backend, error) {
-		b, err := openStore(a)
+	e.backend = func(a *ctl.App) (ctl.Backend, error) {
+		b, err := ctl.OpenStore(a)
 		return &meddled{b, a, locked(before), locked(after)}, err
 	}
 }
@@ -333,7 +338,7 @@ func TestMirrorInterrupted(t *testing.T) {
 	put(t, e.src, ops...)
 	ctx, cancel := context.WithCancel(t.Context())
 	n := 0
-	e.meddle(func(_ *app, ops []client.Op) {
+	e.meddle(func(_ *ctl.App, ops []client.Op) {
 		if ops[0].Kind == client.OpPut {
 			if n += len(ops); n > 500 {
 				cancel()
@@ -341,7 +346,7 @@ func TestMirrorInterrupted(t *testing.T) {
 		}
 	}, nil)
 	got := e.runContext(ctx, "", "mirror", "src", "dst")
-	if got.code != exitInterrupted || !strings.Contains(got.stderr, "run it again to go on") {
+	if got.code != ctl.ExitInterrupted || !strings.Contains(got.stderr, "run it again to go on") {
 		t.Errorf("interrupted: %+v", got)
 	}
 	e.backend = nil
@@ -349,7 +354,7 @@ func TestMirrorInterrupted(t *testing.T) {
 	if half == 0 || half == 2000 {
 		t.Errorf("%d keys were copied before, want some", half)
 	}
-	r, _ := e.mirror(exitOK, "src", "dst")
+	r, _ := e.mirror(ctl.ExitOK, "src", "dst")
 	r.is(t, 2000, 2000-half, half, 0, 0)
 	e.alike()
 }
@@ -362,7 +367,7 @@ func TestMirrorBesideWriters(t *testing.T) {
 	put(t, e.dst, client.Op{Key: []byte("only"), Value: []byte("of DST")},
 		client.Op{Key: []byte("both"), Value: []byte("old")})
 	met := 0
-	e.meddle(func(a *app, ops []client.Op) {
+	e.meddle(func(a *ctl.App, ops []client.Op) {
 		switch op := ops[0]; {
 		case op.Kind == client.OpPut && met == 0: // between the comparison and the copy
 			met++
@@ -372,11 +377,11 @@ func TestMirrorBesideWriters(t *testing.T) {
 			met++
 			put(t, e.dst, client.Op{Key: []byte("only"), Value: []byte("written again")})
 		case op.Kind == client.OpGet && string(op.Key) == "goes" &&
-			strings.Join(a.directory, "") == e.store.Directory()[0]:
+			strings.Join(a.Directory, "") == e.store.Directory()[0]:
 			_ = e.src.Delete(t.Context(), op.Key)
 		}
 	}, nil)
-	r, _ := e.mirror(exitOK, "src", "dst", "--delete")
+	r, _ := e.mirror(ctl.ExitOK, "src", "dst", "--delete")
 	r.is(t, 2, 0, 1, 1, 0)
 	if met != 2 {
 		t.Fatalf("the mirror was met %d times", met)
@@ -393,7 +398,7 @@ func TestMirrorFaults(t *testing.T) {
 	e := newEnds(t)
 	put(t, e.src, client.Op{Key: []byte("k"), Value: []byte("v")})
 	fault := 0
-	e.meddle(nil, func(_ *app, ops []client.Op) {
+	e.meddle(nil, func(_ *ctl.App, ops []client.Op) {
 		switch {
 		case ops[0].Kind == client.OpPut && fault == 0: // it happened
 			ops[0].Err = fmt.Errorf("%w: cut off", client.ErrUnknownOutcome)
@@ -403,17 +408,17 @@ func TestMirrorFaults(t *testing.T) {
 			fault++
 		}
 	})
-	r, _ := e.mirror(exitOK, "src", "dst")
+	r, _ := e.mirror(ctl.ExitOK, "src", "dst")
 	r.is(t, 1, 1, 0, 0, 0)
 	if fault != 2 {
 		t.Errorf("%d faults", fault)
 	}
-	e.meddle(nil, func(_ *app, ops []client.Op) {
+	e.meddle(nil, func(_ *ctl.App, ops []client.Op) {
 		if ops[0].Kind == client.OpGet {
 			ops[0].Err = errors.Join(client.ErrCorrupt, errors.New("here"))
 		}
 	})
-	r, said := e.mirror(exitNo, "src", "dst", "--delete")
+	r, said := e.mirror(ctl.ExitNo, "src", "dst", "--delete")
 	if r.Refused != 1 || !strings.Contains(said, `DST dst: "k": corrupt memory`) ||
 		!strings.Contains(said, "nothing was deleted") {
 		t.Errorf("%+v, %q", r, said)

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/testutil"
@@ -37,7 +39,7 @@ func TestUsage(t *testing.T) {
 		"scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1",
 		"--hex del --prefix zz",
 	} {
-		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" ||
+		if r := e.run("", strings.Fields(line)...); r.code != ctl.ExitUsage || r.stdout != "" ||
 			strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
@@ -47,18 +49,18 @@ func TestUsage(t *testing.T) {
 		"--insecure --directory nowhere get k": `--directory "nowhere": want host:port`,
 		"--insecure --directory a:1,b get k":   `--directory "b": want host:port`,
 	} {
-		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || !strings.Contains(r.stderr, says) {
+		if r := e.run("", strings.Fields(line)...); r.code != ctl.ExitUsage || !strings.Contains(r.stderr, says) {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
 	// A list is taken, as far as the provider is built in.
 	r := e.run("", strings.Fields("--rdma-device mlx5_0/1,mlx5_1/1/3 --insecure --directory nowhere get k")...)
-	if verbs.Built != (r.code == exitUsage) || strings.Contains(r.stderr, "rdma-device") {
+	if verbs.Built != (r.code == ctl.ExitUsage) || strings.Contains(r.stderr, "rdma-device") {
 		t.Errorf("two adapters: %+v", r)
 	}
 	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash",
 		"version", "--version", "-o json version"} {
-		if r := e.run("", strings.Fields(line)...); r.code != exitOK || r.stdout == "" {
+		if r := e.run("", strings.Fields(line)...); r.code != ctl.ExitOK || r.stdout == "" {
 			t.Errorf("kvctl %s: exit %d, %q", line, r.code, r.stderr)
 		}
 	}
@@ -86,7 +88,7 @@ func (m *mute) Status(ctx context.Context, _ *dirpb.StatusRequest) (*dirpb.Statu
 func TestNothingWasDone(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20})
 	r := e.run("", "namespace", "create", "three", "--replicas", "3")
-	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") ||
+	if r.code != ctl.ExitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") ||
 		strings.Contains(r.stderr, "may have") {
 		t.Errorf("3 copies on 2 memory nodes: %+v", r)
 	}
@@ -119,13 +121,13 @@ func TestSessionNeverOpened(t *testing.T) {
 		"import " + dir, "drain m1", "rebalance", "shards split --all"} {
 		was := m.asked.Load()
 		r := run("a\tb\n", line)
-		if r.code != exitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") ||
+		if r.code != ctl.ExitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") ||
 			strings.Contains(r.stderr, "may have") || m.asked.Load() == was {
 			t.Errorf("kvctl %s, asked %d times: %+v", line, m.asked.Load()-was, r)
 		}
 	}
 	for _, line := range []string{"get k", "exists k", "status", "scan"} {
-		if r := run("", line); r.code != exitUnavailable || strings.Contains(r.stderr, "happen") ||
+		if r := run("", line); r.code != ctl.ExitUnavailable || strings.Contains(r.stderr, "happen") ||
 			strings.Contains(r.stderr, "may have") {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
@@ -157,7 +159,7 @@ func TestInterruptedInput(t *testing.T) {
 				if name != "mget" && name != "exists" {
 					x.expect("(it did not happen)")
 				}
-				x.exits(exitInterrupted)
+				x.exits(ctl.ExitInterrupted)
 				if got := x.text(); strings.Contains(got, "may have") {
 					t.Errorf("%q", got)
 				}
@@ -171,7 +173,7 @@ func TestInterruptedInput(t *testing.T) {
 		x.expect("^D")
 		x.types("one\r\x04")
 		x.expect("version ")
-		x.exits(exitOK)
+		x.exits(ctl.ExitOK)
 		if got := e.must("", "get", "typed"); got != "one\n" {
 			t.Errorf("%q", got)
 		}
@@ -196,12 +198,12 @@ func TestInterruptedInput(t *testing.T) {
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted ||
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != ctl.ExitInterrupted ||
 			!strings.HasSuffix(said.String(), "(it did not happen)\n") || strings.Contains(said.String(), "reading") {
 			t.Errorf("%v, %q", err, said.String())
 		}
 	})
-	if r := e.run("", "get", "k"); r.code != exitNo {
+	if r := e.run("", "get", "k"); r.code != ctl.ExitNo {
 		t.Errorf("after all: %+v", r)
 	}
 }
@@ -219,24 +221,24 @@ func (x *terminal) exits(code int) {
 
 // interrupting is a store whose user has had enough after some batches of writes.
 type interrupting struct {
-	store
+	ctl.Store
 	cancel context.CancelFunc
 	after  atomic.Int64
 }
 
 func (i *interrupting) MultiPut(ctx context.Context, kvs []client.KV) []client.Result {
 	defer i.count()
-	return i.store.MultiPut(ctx, kvs)
+	return i.Store.MultiPut(ctx, kvs)
 }
 
 func (i *interrupting) MultiDelete(ctx context.Context, ks [][]byte) []client.Result {
 	defer i.count()
-	return i.store.MultiDelete(ctx, ks)
+	return i.Store.MultiDelete(ctx, ks)
 }
 
 func (i *interrupting) Do(ctx context.Context, ops []client.Op) {
 	defer i.count()
-	i.store.Do(ctx, ops)
+	i.Store.Do(ctx, ops)
 }
 
 func (i *interrupting) count() {
@@ -249,11 +251,11 @@ func (i *interrupting) count() {
 func TestInterruptedHalfway(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	dir := t.TempDir()
-	for i := range 4 * treeWorkers * batchKeys {
+	for i := range 4 * bulk.TreeWorkers * ctl.BatchKeys {
 		writeFile(t, filepath.Join(dir, fmt.Sprint(i)), []byte("x"))
 	}
 	var lines strings.Builder
-	for i := range 4 * pipeKeys {
+	for i := range 4 * bulk.PipeKeys {
 		fmt.Fprintf(&lines, "k%d\tv\n", i)
 	}
 	e.must(lines.String(), "pipe")
@@ -270,14 +272,15 @@ func TestInterruptedHalfway(t *testing.T) {
 		{"del --prefix k", 1, "kvctl del: after "},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
-		e.wrap(func(s store) store {
-			i := &interrupting{store: s, cancel: cancel}
+		e.wrap(func(s ctl.Store) ctl.Store {
+			i := &interrupting{Store: s, cancel: cancel}
 			i.after.Store(c.after)
 			return i
 		})
 		r := e.runContext(ctx, lines.String(), strings.Fields(c.line)...)
 		cancel()
-		if r.code != exitInterrupted || !strings.Contains(r.stderr, c.says) || strings.Contains(r.stderr, "happen") ||
+		if r.code != ctl.ExitInterrupted || !strings.Contains(r.stderr, c.says) || strings.Contains(r.stderr,
+			"happen") ||
 			strings.Contains(r.stderr, "after 0 ") || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("kvctl %s: %+v", c.line, r)
 		}
@@ -293,7 +296,7 @@ func TestInterruptedEarly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, line := range []string{"put k v", "import " + t.TempDir(), "bench", "pipe", "flush --yes"} {
-		if r := e.runContext(ctx, "", strings.Fields(line)...); r.code != exitInterrupted ||
+		if r := e.runContext(ctx, "", strings.Fields(line)...); r.code != ctl.ExitInterrupted ||
 			!strings.HasSuffix(r.stderr, "(it did not happen)\n") {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -34,7 +35,7 @@ func TestPutFile(t *testing.T) {
 			}
 		}
 		var out, errs bytes.Buffer
-		a := newApp(f, &out, &errs)
+		a := newProgram(f, &out, &errs)
 		if code := a.run(t.Context(), append(slices.Clone(e.flags), "put", "b/"+name)); code != 0 {
 			t.Fatalf("exit %d: %s", code, &errs)
 		}
@@ -51,7 +52,7 @@ func TestPutFile(t *testing.T) {
 		}
 	}
 	path := filepath.Join(dir, "long")
-	if r := e.run("", "put", "a/long", "--if-absent", "--file", path); r.code != exitNo {
+	if r := e.run("", "put", "a/long", "--if-absent", "--file", path); r.code != ctl.ExitNo {
 		t.Errorf("exit %d: %s", r.code, r.stderr)
 	}
 	e.must("", "put", "d", "--if-absent", "--file", path)
@@ -69,13 +70,13 @@ func TestPutFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, errs bytes.Buffer
-		a := newApp(f, &out, &errs)
+		a := newProgram(f, &out, &errs)
 		code := a.run(t.Context(), slices.Concat(e.flags, []string{"put", "k"}, more))
-		if _ = f.Close(); code != exitUsage || !strings.Contains(errs.String(), "longer than 512 MiB") {
+		if _ = f.Close(); code != ctl.ExitUsage || !strings.Contains(errs.String(), "longer than 512 MiB") {
 			t.Errorf("exit %d: %s", code, &errs)
 		}
 	}
-	if r := e.run("", "put", "k", "v", "--file", path); r.code != exitUsage {
+	if r := e.run("", "put", "k", "v", "--file", path); r.code != ctl.ExitUsage {
 		t.Errorf("exit %d: %s", r.code, r.stderr)
 	}
 	if r := e.run("", "put", "k", "--file", dir); !strings.Contains(r.stderr, "not a regular file") {

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/units"
 )
@@ -38,7 +39,7 @@ the command that runs, Ctrl-D leaves. An error does not end the shell.
 Otherwise: commands come from stdin, one a line; empty lines and those that begin
 with # are left out. All are run; the exit status is that of the first that failed.`
 
-func (a *app) shellCommand() *cobra.Command {
+func (a *program) shellCommand() *cobra.Command {
 	return &cobra.Command{Use: "shell", Short: "Run commands from a prompt, or from stdin", Long: shellHelp,
 		Args:    cobra.NoArgs,
 		GroupID: "tools", RunE: func(cmd *cobra.Command, _ []string) error { return a.runShell(cmd.Context()) }}
@@ -46,27 +47,27 @@ func (a *app) shellCommand() *cobra.Command {
 
 // shell runs commands one after the other.
 type shell struct {
-	a    *app // its flags are the defaults of every command
+	a    *program // its flags are the defaults of every command
 	done bool
 	kept *kept
 }
 
 // kept is a store whose session outlives a command.
 type kept struct {
-	backend
-	flags string // that it was opened with
-	s     store  // nil: not opened yet
+	ctl.Backend
+	flags string    // that it was opened with
+	s     ctl.Store // nil: not opened yet
 }
 
 // Close does nothing: the store is the shell's.
 func (k *kept) Close() error { return nil }
 
-// session is the shell's; it has one lane.
-func (k *kept) session(ctx context.Context) (_ store, err error) {
+// Session is the shell's; it has one lane.
+func (k *kept) Session(ctx context.Context) (_ ctl.Store, err error) {
 	if k.s == nil {
-		k.s, err = k.backend.Open(ctx, sessionOptions{Lanes: 1})
+		k.s, err = k.Backend.Open(ctx, ctl.SessionOptions{Lanes: 1})
 		if errors.Is(err, client.ErrForbidden) { // it may be for reading
-			k.s, err = k.backend.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+			k.s, err = k.Backend.Open(ctx, ctl.SessionOptions{Lanes: 1, ReadOnly: true})
 		}
 	}
 	return k.s, err
@@ -80,64 +81,65 @@ func (sh *shell) drop() {
 	}
 	sh.kept = nil
 	if k.s != nil {
-		sh.a.closed("session", k.s.Close)
+		sh.a.Closed("session", k.s.Close)
 	}
-	sh.a.closed("store", k.backend.Close)
+	sh.a.Closed("store", k.Backend.Close)
 }
 
 // reach lists the flags that say which store it is, and how it is reached.
-func (a *app) reach() string {
-	return fmt.Sprintf("%#v", []any{a.directory, a.namespace, a.provider, a.require, a.rdmaDevice, a.timeout,
-		a.tlsCA, a.tlsCert, a.tlsKey, a.tlsCRL, a.tlsName, a.identities, a.insecure})
+func reach(a *ctl.App) string {
+	return fmt.Sprintf("%#v", []any{a.Directory, a.Namespace, a.Provider, a.Require, a.RDMADevice, a.Timeout,
+		a.TLSCA, a.TLSCert, a.TLSKey, a.TLSCRL, a.TLSName, a.Identities, a.Insecure})
 }
 
 // open is the backend of a command: the kept one, unless its flags name another.
-func (sh *shell) open(c *app) (backend, error) {
-	flags := c.reach()
-	if flags != sh.a.reach() {
-		return sh.a.backend(c)
+func (sh *shell) open(c *ctl.App) (ctl.Backend, error) {
+	flags := reach(c)
+	if flags != reach(sh.a.App) {
+		return sh.a.Backend(c)
 	}
 	if sh.kept == nil {
-		b, err := sh.a.backend(c)
+		b, err := sh.a.Backend(c)
 		if err != nil {
 			return nil, err
 		}
-		sh.kept = &kept{backend: b, flags: flags}
+		sh.kept = &kept{Backend: b, flags: flags}
 	}
 	return sh.kept, nil
 }
 
 // run runs one command line's words.
 func (sh *shell) run(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer, args []string) int {
-	c := *sh.a
-	c.stdin, c.stdout, c.stderr = stdin, stdout, stderr
-	c.backend, c.shell, c.started, c.signals = sh.open, sh, false, nil
+	flags := *sh.a.App
+	c := programOf(&flags)
+	c.Stdin, c.Stdout, c.Stderr = stdin, stdout, stderr
+	c.Backend, c.shell, c.Parent = sh.open, sh, sh.a.App
 	return c.run(ctx, args)
 }
 
 // commands are those that only a shell has; a is the app of one of its commands.
-func (sh *shell) commands(a *app) []*cobra.Command {
+func (sh *shell) commands(a *program) []*cobra.Command {
 	return []*cobra.Command{{
 		Use: "use NAMESPACE", Short: "Work in another namespace from now on", Args: cobra.ExactArgs(1),
 		GroupID: "tools",
-		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
-			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+		ValidArgsFunction: a.Complete(func(st *dirpb.StatusReply) []string {
+			return ctl.MapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := a.withBackend(func(b backend) error {
-				st, err := clusterStatus(cmd.Context(), b)
+			err := a.WithBackend(func(b ctl.Backend) error {
+				st, err := ctl.ClusterStatus(cmd.Context(), b)
 				if err != nil {
 					return err
 				}
-				_, err = namespaceOf(st.GetMap(), args[0])
+				_, err = ctl.NamespaceOf(st.GetMap(), args[0])
 				return err
 			})
 			// The default namespace comes into being when it is first used.
-			if err != nil && (args[0] != "default" || exitCode(err) != exitUsage) {
+			if err != nil && (args[0] != "default" || ctl.ExitCode(err) != ctl.ExitUsage) {
 				return err
 			}
 			sh.drop()
-			sh.a.namespace = args[0]
+			sh.a.Namespace = args[0]
 			return nil
 		},
 	}, {
@@ -151,10 +153,10 @@ func (sh *shell) commands(a *app) []*cobra.Command {
 
 // runShell runs the commands that are typed, or that stdin holds. ctx ends with an
 // interrupt.
-func (a *app) runShell(ctx context.Context) error {
+func (a *program) runShell(ctx context.Context) error {
 	sh := &shell{a: a}
 	defer sh.drop()
-	if isTerminal(a.stdin) && isTerminal(a.stdout) && liner.TerminalSupported() {
+	if ctl.IsTerminal(a.Stdin) && ctl.IsTerminal(a.Stdout) && liner.TerminalSupported() {
 		return sh.prompt(endsWith(a.ctx, syscall.SIGTERM)) // interrupts end commands only
 	}
 	return sh.script(ctx)
@@ -166,11 +168,11 @@ const maxLine = 1 << 20
 // inScript answers a command of a script that wants to read stdin.
 type inScript struct{}
 
-func (inScript) Read([]byte) (int, error) { return 0, usagef("stdin holds the commands") }
+func (inScript) Read([]byte) (int, error) { return 0, ctl.Usagef("stdin holds the commands") }
 
 func (sh *shell) script(ctx context.Context) error {
-	first := exitOK
-	sc := bufio.NewScanner(sh.a.stdin)
+	first := ctl.ExitOK
+	sc := bufio.NewScanner(sh.a.Stdin)
 	sc.Buffer(nil, maxLine)
 	n := 0
 	for !sh.done && sc.Scan() {
@@ -178,18 +180,18 @@ func (sh *shell) script(ctx context.Context) error {
 		if strings.HasPrefix(strings.TrimSpace(sc.Text()), "#") {
 			continue
 		}
-		code := exitUsage
+		code := ctl.ExitUsage
 		if args, err := words(sc.Text()); err != nil {
-			sh.a.say("kvctl: line %d: %v", n, err)
+			sh.a.Say("kvctl: line %d: %v", n, err)
 		} else if len(args) == 0 {
 			continue
 		} else {
-			code = sh.run(ctx, inScript{}, sh.a.stdout, sh.a.stderr, args)
+			code = sh.run(ctx, inScript{}, sh.a.Stdout, sh.a.Stderr, args)
 		}
-		if first == exitOK {
+		if first == ctl.ExitOK {
 			first = code
 		}
-		if err := sh.a.flush(); err != nil {
+		if err := sh.a.Flush(); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -198,11 +200,11 @@ func (sh *shell) script(ctx context.Context) error {
 	}
 	switch err := sc.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return usagef("line %d: longer than %s", n+1, units.Bytes(maxLine))
+		return ctl.Usagef("line %d: longer than %s", n+1, units.Bytes(maxLine))
 	case err != nil:
 		return fmt.Errorf("read commands from stdin: %w", err)
-	case first != exitOK:
-		return fail(first)
+	case first != ctl.ExitOK:
+		return ctl.Fail(first)
 	}
 	return nil
 }
@@ -239,17 +241,17 @@ func (sh *shell) prompt(ctx context.Context) error {
 		case errors.Is(err, liner.ErrPromptAborted):
 			continue
 		case errors.Is(err, io.EOF):
-			fmt.Fprintln(sh.a.stdout)
+			fmt.Fprintln(sh.a.Stdout)
 			return nil
 		case err != nil:
 			return err
 		}
 		args, err := words(line)
 		if err != nil {
-			sh.a.say("kvctl: %v", err)
+			sh.a.Say("kvctl: %v", err)
 		}
 		if strings.TrimSpace(line) != "" {
-			h.add(l, line, sh.a.say)
+			h.add(l, line, sh.a.Say)
 		}
 		if len(args) == 0 {
 			continue
@@ -260,9 +262,9 @@ func (sh *shell) prompt(ctx context.Context) error {
 			stop()
 			return fmt.Errorf("terminal: %w", err)
 		}
-		sh.run(running, sh.a.stdin, sh.a.stdout, sh.a.stderr, args)
+		sh.run(running, sh.a.Stdin, sh.a.Stdout, sh.a.Stderr, args)
 		stop()
-		if err := sh.a.flush(); err != nil {
+		if err := sh.a.Flush(); err != nil {
 			return err
 		}
 		if err := raw.ApplyMode(); err != nil {
@@ -287,13 +289,13 @@ func noSignals() error {
 
 // ask reads a line. When ctx ends, the read goes on until the process ends.
 func (sh *shell) ask(ctx context.Context, l *liner.State) (line string, err error) {
-	if err := sh.a.flush(); err != nil {
+	if err := sh.a.Flush(); err != nil {
 		return "", err
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		line, err = l.Prompt(strings.ToValidUTF8(sh.a.namespace, "?") + "> ")
+		line, err = l.Prompt(strings.ToValidUTF8(sh.a.Namespace, "?") + "> ")
 	}()
 	select {
 	case <-done:
@@ -378,7 +380,7 @@ func (h history) write(b []byte) error {
 func words(line string) ([]string, error) {
 	args, _, open, err := splitWords(line)
 	if err == nil && open {
-		err = usagef("unbalanced quotes")
+		err = ctl.Usagef("unbalanced quotes")
 	}
 	return args, err
 }
@@ -404,7 +406,7 @@ func splitWords(line string) (args []string, last int, open bool, err error) {
 			case c == quote && quote != 0:
 				quote = 0
 				if i+1 < len(line) && !isSpace(line[i+1]) {
-					return nil, 0, false, usagef("byte %d: want a space behind the closing quote", i+2)
+					return nil, 0, false, ctl.Usagef("byte %d: want a space behind the closing quote", i+2)
 				}
 			case quote == '"' && c == '\\' && i+1 < len(line):
 				i++

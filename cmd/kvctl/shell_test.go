@@ -22,6 +22,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
@@ -326,7 +327,7 @@ func TestShellTerminated(t *testing.T) {
 	if err := x.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.cmd.Wait(); err == nil || x.cmd.ProcessState.ExitCode() != exitInterrupted {
+	if err := x.cmd.Wait(); err == nil || x.cmd.ProcessState.ExitCode() != ctl.ExitInterrupted {
 		t.Errorf("%v: %s", err, x.text())
 	}
 }
@@ -364,7 +365,7 @@ func TestHistoryIsBounded(t *testing.T) {
 func TestShellSharesSession(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	n := 0
-	e.wrap(func(s store) store { n++; return s })
+	e.wrap(func(s ctl.Store) ctl.Store { n++; return s })
 	out := e.must("put a b\nget a\nttl a 1h\nincr n\nscan\nmget a n\n", "shell")
 	if n != 1 || !strings.Contains(out, "1.0") && !strings.Contains(out, "b\n") {
 		t.Errorf("%d sessions: %s", n, out)
@@ -372,26 +373,26 @@ func TestShellSharesSession(t *testing.T) {
 	if out := e.must("get a\ncost --trials 4 --batch 8\n", "shell"); strings.Count(out, " ok\n") < 12 {
 		t.Errorf("cost: %s", out)
 	}
-	if r := e.run("get a\nfrobnicate\nget none\n"+strings.Repeat("x", maxLine+1), "shell"); r.code != exitUsage ||
+	if r := e.run("get a\nfrobnicate\nget none\n"+strings.Repeat("x", maxLine+1), "shell"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "line 4: longer") {
 		t.Errorf("%+v", r)
 	}
 }
 
 // readers lets nobody write.
-type readers struct{ backend }
+type readers struct{ ctl.Backend }
 
-func (readers) Open(_ context.Context, o sessionOptions) (store, error) {
+func (readers) Open(_ context.Context, o ctl.SessionOptions) (ctl.Store, error) {
 	if !o.ReadOnly {
 		return nil, fmt.Errorf("%w: client/x has read", client.ErrForbidden)
 	}
-	return opened{}, nil
+	return ctl.Opened{}, nil
 }
 
 // The shell of somebody who may only read has a session for that.
 func TestShellOfReader(t *testing.T) {
-	k := &kept{backend: readers{}}
-	if s, err := k.session(t.Context()); err != nil || s == nil {
+	k := &kept{Backend: readers{}}
+	if s, err := k.Session(t.Context()); err != nil || s == nil {
 		t.Errorf("%v, %v", s, err)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -65,7 +67,7 @@ func TestSnapshot(t *testing.T) {
 		"--progress", filepath.Join(dir, "progress"))
 	want, got := contents(t, src), contents(t, open(t, e, "dst"))
 	for k, it := range want {
-		if !sameItem(it, got[k]) || it.Version != got[k].Version {
+		if !bulk.SameItem(it, got[k]) || it.Version != got[k].Version {
 			t.Errorf("%.40q: version %d, want %d", k, got[k].Version, it.Version)
 		}
 	}
@@ -92,37 +94,37 @@ func (e *env) snapshotAnswers(at, id string) {
 	}
 	e.must("", "--namespace", "dst", "del", "key:1")
 	e.must("", "--namespace", "dst", "put", "key:2", "other")
-	answer(exitNo, "missing", "snapshot", "verify", "src", "--from", at, "--against", "dst")
-	answer(exitOK, `"restored":1,`, append([]string{"-o", "json"}, restore("dst", "--if-absent")...)...)
-	answer(exitOK, `"newer":1,`, "-o", "json", "snapshot", "verify", "src", "--from", at, "--against", "dst")
-	answer(exitOK, `"restored":1,"fresh_versions":1,`, append([]string{"-o", "json"}, restore("dst",
+	answer(ctl.ExitNo, "missing", "snapshot", "verify", "src", "--from", at, "--against", "dst")
+	answer(ctl.ExitOK, `"restored":1,`, append([]string{"-o", "json"}, restore("dst", "--if-absent")...)...)
+	answer(ctl.ExitOK, `"newer":1,`, "-o", "json", "snapshot", "verify", "src", "--from", at, "--against", "dst")
+	answer(ctl.ExitOK, `"restored":1,"fresh_versions":1,`, append([]string{"-o", "json"}, restore("dst",
 		"--overwrite")...)...)
-	answer(exitNo, "a cache evicts", restore("cache")...)
-	answer(exitUsage, "want --namespace", "snapshot", "restore", "src", "--from", at)
-	answer(exitUsage, "want --bytes", restore("new", "--shards", "4")...)
-	answer(exitNo, "create namespace", restore("dst", "--bytes", "32MiB")...)
-	answer(exitUsage, "unknown namespace", restore("new")...)
-	answer(exitUsage, "if-absent", restore("dst", "--if-absent", "--overwrite")...)
-	answer(exitUsage, "--rate", "snapshot", "create", "src", "--to", at, "--rate", "fast")
-	answer(exitUsage, "to", "snapshot", "create", "src")
-	answer(exitUsage, "want --keep-last", "snapshot", "prune", "src", "--from", at)
-	answer(exitOther, "no id", "snapshot", "show", "src", "../"+id, "--from", at)
-	answer(exitOther, "want file:", "snapshot", "list", "--from", "ftp://me:secret@bucket")
+	answer(ctl.ExitNo, "a cache evicts", restore("cache")...)
+	answer(ctl.ExitUsage, "want --namespace", "snapshot", "restore", "src", "--from", at)
+	answer(ctl.ExitUsage, "want --bytes", restore("new", "--shards", "4")...)
+	answer(ctl.ExitNo, "create namespace", restore("dst", "--bytes", "32MiB")...)
+	answer(ctl.ExitUsage, "unknown namespace", restore("new")...)
+	answer(ctl.ExitUsage, "if-absent", restore("dst", "--if-absent", "--overwrite")...)
+	answer(ctl.ExitUsage, "--rate", "snapshot", "create", "src", "--to", at, "--rate", "fast")
+	answer(ctl.ExitUsage, "to", "snapshot", "create", "src")
+	answer(ctl.ExitUsage, "want --keep-last", "snapshot", "prune", "src", "--from", at)
+	answer(ctl.ExitOther, "no id", "snapshot", "show", "src", "../"+id, "--from", at)
+	answer(ctl.ExitOther, "want file:", "snapshot", "list", "--from", "ftp://me:secret@bucket")
 
 	everything := strings.TrimSuffix(at, "/a") + "/all"
-	answer(exitOK, "cache", "snapshot", "create", "--all", "--to", everything)
-	answer(exitUsage, "--all", "snapshot", "create", "src", "--all", "--to", everything)
-	answer(exitUsage, "not with --all", "--namespace", "src", "snapshot", "restore", "--all", "--from", everything)
+	answer(ctl.ExitOK, "cache", "snapshot", "create", "--all", "--to", everything)
+	answer(ctl.ExitUsage, "--all", "snapshot", "create", "src", "--all", "--to", everything)
+	answer(ctl.ExitUsage, "not with --all", "--namespace", "src", "snapshot", "restore", "--all", "--from", everything)
 	e.must("", "namespace", "delete", "dst", "--yes=dst", "--end-sessions")
-	answer(exitUsage, "unknown namespace", "snapshot", "restore", "--all", "--from", everything)
-	answer(exitOK, `"restored":340,`, "-o", "json", "snapshot", "restore", "--all", "--from", everything, "--bytes",
+	answer(ctl.ExitUsage, "unknown namespace", "snapshot", "restore", "--all", "--from", everything)
+	answer(ctl.ExitOK, `"restored":340,`, "-o", "json", "snapshot", "restore", "--all", "--from", everything, "--bytes",
 		"32MiB")
-	answer(exitOK, `"missing":0,`, "-o", "json", "snapshot", "verify", "src", "--from", at, "--against", "dst")
+	answer(ctl.ExitOK, `"missing":0,`, "-o", "json", "snapshot", "verify", "src", "--from", at, "--against", "dst")
 
 	e.must("", "snapshot", "create", "src", "--to", at)
-	answer(exitOK, "would be removed", "snapshot", "prune", "src", "--from", at, "--keep-last", "1", "--dry-run")
-	answer(exitOK, id, "snapshot", "prune", "src", "--from", at, "--keep-last", "1")
-	answer(exitOther, id, "snapshot", "show", "src", id, "--from", at)
+	answer(ctl.ExitOK, "would be removed", "snapshot", "prune", "src", "--from", at, "--keep-last", "1", "--dry-run")
+	answer(ctl.ExitOK, id, "snapshot", "prune", "src", "--from", at, "--keep-last", "1")
+	answer(ctl.ExitOther, id, "snapshot", "show", "src", id, "--from", at)
 	files, err := filepath.Glob(strings.TrimPrefix(at, "file://") + "/src/*/seg-*.kvs")
 	if err != nil || len(files) == 0 {
 		e.t.Fatalf("%v, %v", files, err)
@@ -135,6 +137,6 @@ func (e *env) snapshotAnswers(at, id string) {
 	if err := os.WriteFile(files[0], b, 0o666); err != nil {
 		e.t.Fatal(err)
 	}
-	answer(exitOther, "damaged at offset", "snapshot", "verify", "src", "--from", at)
-	answer(exitOther, "damaged at offset", restore("dst")...)
+	answer(ctl.ExitOther, "damaged at offset", "snapshot", "verify", "src", "--from", at)
+	answer(ctl.ExitOther, "damaged at offset", restore("dst")...)
 }

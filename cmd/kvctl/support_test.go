@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -97,7 +98,7 @@ lines that kvd did not write, left out: 4
 		t.Errorf("files: %v", files)
 	}
 	// It is not overwritten.
-	if r := e.run("", "support", "bundle", file); r.code != exitOther || len(unpack(t, file)) != len(files) {
+	if r := e.run("", "support", "bundle", file); r.code != ctl.ExitOther || len(unpack(t, file)) != len(files) {
 		t.Errorf("again: %+v", r)
 	}
 }
@@ -110,14 +111,15 @@ func TestBundleOfWhatIsThere(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	r := e.run("", "support", "bundle", file, "--http", page.URL, "--log", filepath.Join(t.TempDir(), "none"))
 	files := unpack(t, file)
-	if r.code != exitNo || strings.Count(r.stderr, "left out: ") != 2 || strings.Count(files["missing.txt"], "\n") !=
+	if r.code != ctl.ExitNo || strings.Count(r.stderr, "left out: ") != 2 || strings.Count(files["missing.txt"],
+		"\n") !=
 		2 || files["status.json"] == "" {
 		t.Errorf("%+v %v", r, files)
 	}
 	for _, address := range []string{"http://ann:MARK@127.0.0.1:1", "ftp://127.0.0.1:1/MARK", "MARK",
 		"http://127.0.0.1:1/?q=MARK", "http://%zz/MARK"} {
 		r := e.run("", "support", "bundle", file+"2", "--http", address)
-		if _, err := os.Stat(file + "2"); r.code != exitUsage || strings.Contains(r.stderr, "MARK") ||
+		if _, err := os.Stat(file + "2"); r.code != ctl.ExitUsage || strings.Contains(r.stderr, "MARK") ||
 			!errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: %+v %v", address, r, err)
 		}

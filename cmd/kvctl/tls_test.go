@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/testutil"
@@ -37,16 +38,16 @@ func TestTLSFilesAreFollowed(t *testing.T) {
 	serve(old)
 	defer func() { s.Stop() }()
 
-	a := newApp(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer))
-	a.directory, a.provider, a.timeout = []string{addr}, "tcp", 5*time.Second
-	a.tlsCA, a.tlsCert, a.tlsKey = old.Files(old.Role("operator", "ann"))
-	b, err := openStore(a)
+	a := newProgram(strings.NewReader(""), new(bytes.Buffer), new(bytes.Buffer))
+	a.Directory, a.Provider, a.Timeout = []string{addr}, "tcp", 5*time.Second
+	a.TLSCA, a.TLSCert, a.TLSKey = old.Files(old.Role("operator", "ann"))
+	b, err := ctl.OpenStore(a.App)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer b.Close()
 	ask := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), a.timeout)
+		ctx, cancel := context.WithTimeout(t.Context(), a.Timeout)
 		defer cancel()
 		return b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
 			_, err := d.Status(ctx, &dirpb.StatusRequest{})
@@ -59,7 +60,7 @@ func TestTLSFilesAreFollowed(t *testing.T) {
 
 	fresh := identitytest.New(t)
 	ca, cert, key := fresh.Files(fresh.Role("operator", "ann"))
-	if err := errors.Join(os.Rename(ca, a.tlsCA), os.Rename(cert, a.tlsCert), os.Rename(key, a.tlsKey)); err != nil {
+	if err := errors.Join(os.Rename(ca, a.TLSCA), os.Rename(cert, a.TLSCert), os.Rename(key, a.TLSKey)); err != nil {
 		t.Fatal(err)
 	}
 	s.Stop()

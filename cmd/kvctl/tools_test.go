@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -9,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +18,9 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/cost"
+	"github.com/kvd-project/kvd/internal/ctl"
+	looks "github.com/kvd-project/kvd/internal/ctl/inside"
+	"github.com/kvd-project/kvd/internal/ctl/measure"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -44,7 +45,7 @@ func TestCost(t *testing.T) {
 		}
 		r := e.run("", "-o", "json", "--provider", p, "cost")
 		got := decode[table](t, r.stdout)
-		if r.code != exitOK || !got.OK || len(got.Operations) != 12 {
+		if r.code != ctl.ExitOK || !got.OK || len(got.Operations) != 12 {
 			t.Errorf("%s: exit %d, %+v %s", p, r.code, got, r.stderr)
 		}
 	}
@@ -59,38 +60,38 @@ func TestCost(t *testing.T) {
 // A store whose operations cost more than they should is status 1.
 func TestCostDiffers(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
-	e.wrap(func(s store) store { return &forgetful{s} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &forgetful{s} })
 	r := e.run("", "cost")
-	if r.code != exitNo || !strings.Contains(r.stdout, "DIFFERS") || r.stderr != "" {
+	if r.code != ctl.ExitNo || !strings.Contains(r.stdout, "DIFFERS") || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
 }
 
 // forgetful takes every GET twice.
-type forgetful struct{ store }
+type forgetful struct{ ctl.Store }
 
 func (f *forgetful) Get(ctx context.Context, k []byte) (client.Item, error) {
-	if it, err := f.store.Get(ctx, k); err != nil {
+	if it, err := f.Store.Get(ctx, k); err != nil {
 		return it, err
 	}
-	return f.store.Get(ctx, k)
+	return f.Store.Get(ctx, k)
 }
 
 // wrap puts something between kvctl and the store.
-func (e *env) wrap(f func(store) store) {
-	e.backend = func(a *app) (backend, error) {
-		b, err := openStore(a)
+func (e *env) wrap(f func(ctl.Store) ctl.Store) {
+	e.backend = func(a *ctl.App) (ctl.Backend, error) {
+		b, err := ctl.OpenStore(a)
 		return wrapped{b, f}, err
 	}
 }
 
 type wrapped struct {
-	backend
-	f func(store) store
+	ctl.Backend
+	f func(ctl.Store) ctl.Store
 }
 
-func (w wrapped) Open(ctx context.Context, o sessionOptions) (store, error) {
-	s, err := w.backend.Open(ctx, o)
+func (w wrapped) Open(ctx context.Context, o ctl.SessionOptions) (ctl.Store, error) {
+	s, err := w.Backend.Open(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -165,32 +166,12 @@ func TestPerfRegister(t *testing.T) {
 		t.Error(out)
 	}
 	for _, size := range []string{"0", "3MiB", "x", "2TiB"} {
-		if r := e.run("", "perf", "--register="+size); r.code != exitUsage {
+		if r := e.run("", "perf", "--register="+size); r.code != ctl.ExitUsage {
 			t.Errorf("--register=%s: %+v", size, r)
 		}
 	}
-	if r := e.run("", "perf", "--register", "--server"); r.code != exitUsage {
+	if r := e.run("", "perf", "--register", "--server"); r.code != ctl.ExitUsage {
 		t.Errorf("--register --server: %+v", r)
-	}
-}
-
-func TestPerfHome(t *testing.T) {
-	for _, c := range []struct {
-		app  app
-		to   string
-		want string // "": an error
-	}{
-		{app{}, "shm,@x,1,0", "@"},
-		{app{}, "tcp,127.0.0.1:1,1,0", "127.0.0.1:0"},
-		{app{tlsCA: "ca"}, "tcp,127.0.0.1:1,1,0", ""},
-		{app{tlsCA: "ca", tlsCert: "cert"}, "tcp,127.0.0.1:1,1,0", "127.0.0.1:0"},
-		{app{}, "tcp,127.0.0.1,1,0", ""},
-	} {
-		provider, _, _ := strings.Cut(c.to, ",")
-		home, err := c.app.perfHome(provider, c.to)
-		if (c.want == "") != (err != nil) || !strings.HasPrefix(home, c.want) {
-			t.Errorf("%s: %q, %v; want %q", c.to, home, err, c.want)
-		}
 	}
 }
 
@@ -200,15 +181,15 @@ func TestPerfConnect(t *testing.T) {
 		if to == "" {
 			continue
 		}
-		if r := e.run("", "perf", "--connect", to); r.code != exitUsage {
+		if r := e.run("", "perf", "--connect", to); r.code != ctl.ExitUsage {
 			t.Errorf("--connect %q: %+v", to, r)
 		}
 	}
-	if r := e.run("", "--timeout", "1s", "perf", "--connect", "tcp,127.0.0.1:1,1,0"); r.code != exitOther &&
-		r.code != exitUnavailable {
+	if r := e.run("", "--timeout", "1s", "perf", "--connect", "tcp,127.0.0.1:1,1,0"); r.code != ctl.ExitOther &&
+		r.code != ctl.ExitUnavailable {
 		t.Errorf("nobody there: %+v", r)
 	}
-	if r := e.run("", "--provider", "tcp", "perf", "--server", "--listen", "0.0.0.0:0"); r.code != exitUsage ||
+	if r := e.run("", "--provider", "tcp", "perf", "--server", "--listen", "0.0.0.0:0"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "--insecure") {
 		t.Errorf("open to all in clear: %+v", r)
 	}
@@ -222,7 +203,7 @@ func TestBench(t *testing.T) {
 			out := e.must("", "-o", "json", "bench", "-w", w, "--records", fmt.Sprint(records), "--ops",
 				fmt.Sprint(ops),
 				"--threads", "3", "--batch", batch, "--value-size", "50")
-			r := decode[benchReport](t, out)
+			r := decode[measure.BenchReport](t, out)
 			n := int64(0)
 			for _, o := range r.Operations {
 				n += o.Count
@@ -245,7 +226,8 @@ func TestBench(t *testing.T) {
 		t.Error(out)
 	}
 	// Without the records every read misses, and says so.
-	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C", "--records",
+	r := decode[measure.BenchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C",
+		"--records",
 		"100", "--ops", "10"))
 	if len(r.Operations) != 1 || r.Operations[0].NotFound != 10 {
 		t.Errorf("%+v", r.Operations)
@@ -271,7 +253,7 @@ func TestBenchSparesOthers(t *testing.T) {
 		e.must("", "put", "pother", "theirs")
 		before := e.must("", "scan", "--long")
 		r := e.run("", strings.Fields(c.line)...)
-		if r.code != exitNo || !strings.Contains(r.stderr, key(c.theirs)) ||
+		if r.code != ctl.ExitNo || !strings.Contains(r.stderr, key(c.theirs)) ||
 			!strings.Contains(r.stderr, "another --prefix") || strings.Contains(r.stderr, "happen") {
 			t.Errorf("%s: %+v", c.line, r)
 		}
@@ -284,13 +266,13 @@ func TestBenchSparesOthers(t *testing.T) {
 
 // uncertain has writes done of which it says that nobody knows.
 type uncertain struct {
-	store
+	ctl.Store
 	mu   sync.Mutex
 	left int
 }
 
 func (u *uncertain) Do(ctx context.Context, ops []client.Op) {
-	u.store.Do(ctx, ops)
+	u.Store.Do(ctx, ops)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for i := range ops {
@@ -325,25 +307,25 @@ func TestBenchLeavesNothing(t *testing.T) {
 		{"bench --records 64 --threads 2 --batch 4 --duration 10m -w F", 5},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
-		e.wrap(func(s store) store {
-			i := &interrupting{store: s, cancel: cancel}
+		e.wrap(func(s ctl.Store) ctl.Store {
+			i := &interrupting{Store: s, cancel: cancel}
 			i.after.Store(c.after)
 			return i
 		})
-		if r := e.runContext(ctx, "", strings.Fields(c.line)...); r.code != exitInterrupted {
+		if r := e.runContext(ctx, "", strings.Fields(c.line)...); r.code != ctl.ExitInterrupted {
 			t.Errorf("%s: %+v", c.line, r)
 		}
 		cancel()
-		e.wrap(func(s store) store { return s })
+		e.wrap(func(s ctl.Store) ctl.Store { return s })
 		clean(c.line)
 	}
 	for _, line := range []string{"bench --records 100 --ops 100 --threads 1 --prefix p",
 		"bench --records 1 --ops 1000 --threads 1 -w D"} {
-		e.wrap(func(s store) store { return &uncertain{store: s, left: 5} })
-		if r := e.run("", strings.Fields(line)...); r.code != exitOK && r.code != exitUnknown {
+		e.wrap(func(s ctl.Store) ctl.Store { return &uncertain{Store: s, left: 5} })
+		if r := e.run("", strings.Fields(line)...); r.code != ctl.ExitOK && r.code != ctl.ExitUnknown {
 			t.Errorf("%s: %+v", line, r)
 		}
-		e.wrap(func(s store) store { return s })
+		e.wrap(func(s ctl.Store) ctl.Store { return s })
 		clean(line)
 	}
 
@@ -363,7 +345,7 @@ func TestBenchLeavesNothing(t *testing.T) {
 	e.must("", "bench", "--no-load", "--prefix", prefix, "--records", "100", "--ops", "50", "--cleanup")
 	clean("--no-load --cleanup")
 	e.must("", "bench", "--keep", "--records", "100", "--ops", "10")
-	e.must("", "del", "--prefix", benchPrefix)
+	e.must("", "del", "--prefix", "kvctl-bench/")
 	clean("del --prefix")
 }
 
@@ -409,12 +391,12 @@ func TestDump(t *testing.T) {
 		"segment"); !strings.Contains(out, "groups all zero") {
 		t.Error(out)
 	}
-	if r := e.run("", "dump", "no key"); r.code != exitNo || !strings.Contains(r.stdout, "group at") {
+	if r := e.run("", "dump", "no key"); r.code != ctl.ExitNo || !strings.Contains(r.stdout, "group at") {
 		t.Errorf("%+v", r)
 	}
 	for _, args := range [][]string{{"--as", "file"}, {"--offset", "0xffffffffffffffff"}, {"--replica", "7"}} {
 		if r := e.run("", append([]string{"dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "0"},
-			args...)...); r.code != exitUsage {
+			args...)...); r.code != ctl.ExitUsage {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}
@@ -422,12 +404,12 @@ func TestDump(t *testing.T) {
 
 // overlay shows kvctl other bytes than those in memory.
 type overlay struct {
-	store
+	ctl.Store
 	patch func(replica int, off uint64, b []byte)
 }
 
 func (o *overlay) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
-	b, err := o.store.ReadRaw(ctx, pg, replica, off, n)
+	b, err := o.Store.ReadRaw(ctx, pg, replica, off, n)
 	if err == nil {
 		o.patch(replica, off, b)
 	}
@@ -448,7 +430,7 @@ func TestCheckFinds(t *testing.T) {
 		e.must("value", "put", fmt.Sprintf("key%d", i))
 	}
 	e.must(strings.Repeat("long", 2<<20), "put", "long")
-	rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--no-repair"))
+	rep := decode[looks.CheckReport](t, e.must("", "-o", "json", "check", "--no-repair"))
 	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 5 ||
 		rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
 		t.Fatalf("clean store: %+v", rep)
@@ -462,7 +444,7 @@ func TestCheckFinds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slotOf := func(s store, key string) (l inside.Location, at, free uint64, w layout.Word) {
+	slotOf := func(s ctl.Store, key string) (l inside.Location, at, free uint64, w layout.Word) {
 		l, err := s.Locate([]byte(key))
 		if err != nil {
 			t.Fatal(err)
@@ -539,17 +521,17 @@ func TestCheckFinds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e := *e
 			e.t = t
-			e.wrap(func(s store) store { return &overlay{s, c.patch} })
+			e.wrap(func(s ctl.Store) ctl.Store { return &overlay{s, c.patch} })
 			r := e.run("", "-o", "json", "check", "--no-repair")
-			rep := decode[checkReport](t, r.stdout)
-			if r.code != exitNo || rep.OK || rep.Total == 0 {
+			rep := decode[looks.CheckReport](t, r.stdout)
+			if r.code != ctl.ExitNo || rep.OK || rep.Total == 0 {
 				t.Fatalf("exit %d, %+v %s", r.code, rep, r.stderr)
 			}
 			text := fmt.Sprint(rep.Findings)
 			if !slices.ContainsFunc(c.want, func(w string) bool { return strings.Contains(text, w) }) {
 				t.Errorf("findings %s, want one of %q", text, c.want)
 			}
-			if r := e.run("", "check", "--no-repair"); r.code != exitNo || !strings.Contains(r.stdout, "findings") {
+			if r := e.run("", "check", "--no-repair"); r.code != ctl.ExitNo || !strings.Contains(r.stdout, "findings") {
 				t.Errorf("as a table: %+v", r)
 			}
 		})
@@ -558,7 +540,7 @@ func TestCheckFinds(t *testing.T) {
 	// A record that changes while it is looked at is no finding.
 	n := 0
 	e2 := *e
-	e2.wrap(func(s store) store {
+	e2.wrap(func(s ctl.Store) ctl.Store {
 		return &overlay{s, func(_ int, off uint64, b []byte) {
 			if end := off + uint64(len(b)); word.Off() >= off && word.Off() < end {
 				n++
@@ -568,22 +550,22 @@ func TestCheckFinds(t *testing.T) {
 			}
 		}}
 	})
-	if r := e2.run("", "check", "--no-repair"); r.code != exitOK || n < 2 {
+	if r := e2.run("", "check", "--no-repair"); r.code != ctl.ExitOK || n < 2 {
 		t.Errorf("torn once, read %d times: %+v", n, r)
 	}
 }
 
-func openSession(t *testing.T, e *env) (store, error) {
+func openSession(t *testing.T, e *env) (ctl.Store, error) {
 	c, err := client.Open(t.Context(), client.Options{Directory: e.store.Directory(), Devices: e.store.Devices()})
 	if err != nil {
 		return nil, err
 	}
-	return opened{c, inside.Of(c)}, nil
+	return ctl.Opened{Client: c, Tools: inside.Of(c)}, nil
 }
 
 // failing answers every write, and read, with an error.
 type failing struct {
-	store
+	ctl.Store
 	err error
 }
 
@@ -607,18 +589,18 @@ func TestErrorsTellWhetherItHappened(t *testing.T) {
 		code int
 		says string
 	}{
-		{fmt.Errorf("put: %w: deadline", client.ErrUnknownOutcome), exitUnknown, "(it may have happened)"},
-		{fmt.Errorf("put: %w", client.ErrUnavailable), exitUnavailable, "(it did not happen)"},
-		{client.ErrFull, exitUnavailable, "(it did not happen)"},
-		{context.Canceled, exitUnavailable, "(it did not happen)"},
-		{&layout.CorruptError{What: "record"}, exitOther, "(it did not happen)"},
-		{fmt.Errorf("open: %w", client.ErrForbidden), exitForbidden, "(it did not happen)"},
-		{status.Error(codes.PermissionDenied, "no right in namespace"), exitForbidden, "(it did not happen)"},
-		{status.Error(codes.Unauthenticated, "no certificate"), exitForbidden, "(it did not happen)"},
-		{client.ErrExists, exitNo, "key exists\n"},
-		{client.ErrInvalid, exitUsage, "invalid argument\n"},
+		{fmt.Errorf("put: %w: deadline", client.ErrUnknownOutcome), ctl.ExitUnknown, "(it may have happened)"},
+		{fmt.Errorf("put: %w", client.ErrUnavailable), ctl.ExitUnavailable, "(it did not happen)"},
+		{client.ErrFull, ctl.ExitUnavailable, "(it did not happen)"},
+		{context.Canceled, ctl.ExitUnavailable, "(it did not happen)"},
+		{&layout.CorruptError{What: "record"}, ctl.ExitOther, "(it did not happen)"},
+		{fmt.Errorf("open: %w", client.ErrForbidden), ctl.ExitForbidden, "(it did not happen)"},
+		{status.Error(codes.PermissionDenied, "no right in namespace"), ctl.ExitForbidden, "(it did not happen)"},
+		{status.Error(codes.Unauthenticated, "no certificate"), ctl.ExitForbidden, "(it did not happen)"},
+		{client.ErrExists, ctl.ExitNo, "key exists\n"},
+		{client.ErrInvalid, ctl.ExitUsage, "invalid argument\n"},
 	} {
-		e.wrap(func(s store) store { return &failing{s, c.err} })
+		e.wrap(func(s ctl.Store) ctl.Store { return &failing{s, c.err} })
 		r := e.run("", "put", "k", "v")
 		if r.code != c.code || !strings.Contains(r.stderr, c.says) || strings.Count(r.stderr, "\n") != 1 ||
 			r.stdout != "" {
@@ -629,8 +611,8 @@ func TestErrorsTellWhetherItHappened(t *testing.T) {
 			t.Errorf("get, %v: %+v", c.err, r)
 		}
 	}
-	e.wrap(func(s store) store { return &failing{s, client.ErrUnknownOutcome} })
-	if r := e.run("", "del", "a", "b", "c"); r.code != exitUnknown ||
+	e.wrap(func(s ctl.Store) ctl.Store { return &failing{s, client.ErrUnknownOutcome} })
+	if r := e.run("", "del", "a", "b", "c"); r.code != ctl.ExitUnknown ||
 		!strings.Contains(r.stderr, `after 1 of 3 keys were deleted: "c"`) {
 		t.Errorf("del: %+v", r)
 	}
@@ -655,7 +637,7 @@ func TestCount(t *testing.T) {
 			t.Errorf("kvctl %s: %q, want %q", line, got, want)
 		}
 	}
-	if r := e.run("", "count", "k"); r.code != exitUsage {
+	if r := e.run("", "count", "k"); r.code != ctl.ExitUsage {
 		t.Errorf("%+v", r)
 	}
 }
@@ -663,28 +645,28 @@ func TestCount(t *testing.T) {
 func TestCancel(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	ctx, cancel := context.WithCancel(t.Context())
-	e.wrap(func(s store) store { return &cancelling{s, cancel} })
+	e.wrap(func(s ctl.Store) ctl.Store { return &cancelling{s, cancel} })
 	r := e.runContext(ctx, "", "bench", "--duration", "10m", "--records", "10")
-	if r.code != exitInterrupted || strings.Count(r.stderr, "\n") != 1 {
+	if r.code != ctl.ExitInterrupted || strings.Count(r.stderr, "\n") != 1 {
 		t.Errorf("%+v", r)
 	}
 	dir := t.TempDir()
 	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
-	if r := e.runContext(ctx, "", "import", dir); r.code != exitInterrupted {
+	if r := e.runContext(ctx, "", "import", dir); r.code != ctl.ExitInterrupted {
 		t.Errorf("%+v", r)
 	}
 }
 
 // cancelling plays the user who has had enough when the first GET comes.
 type cancelling struct {
-	store
+	ctl.Store
 	cancel context.CancelFunc
 }
 
 func (c *cancelling) GetInto(ctx context.Context, k, dst []byte) (int, error) {
 	c.cancel()
-	return c.store.GetInto(ctx, k, dst)
+	return c.Store.GetInto(ctx, k, dst)
 }
 
 func TestHelpAndCompletion(t *testing.T) {
@@ -765,7 +747,7 @@ func TestVersionsAndTTL(t *testing.T) {
 	if cas.Version <= put.Version {
 		t.Errorf("version %d after %d", cas.Version, put.Version)
 	}
-	if r := e.run("", "cas", "k", version, "three"); r.code != exitNo {
+	if r := e.run("", "cas", "k", version, "three"); r.code != ctl.ExitNo {
 		t.Errorf("%+v", r)
 	}
 	if got := e.must("", "get", "k"); got != "two" {
@@ -783,7 +765,7 @@ func TestVersionsAndTTL(t *testing.T) {
 	}
 	got := decode[item](t, e.must("", "-o", "json", "get", "k"))
 	e.must("", "del", "--version", fmt.Sprint(got.Version), "k")
-	if r := e.run("", "get", "k"); r.code != exitNo {
+	if r := e.run("", "get", "k"); r.code != ctl.ExitNo {
 		t.Errorf("%+v", r)
 	}
 }
@@ -795,10 +777,10 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{nil, 0}, {client.ErrNotFound, 1}, {client.ErrConflict, 1}, {client.ErrNotInteger, 1},
 		{client.ErrNoNamespace, 2},
-		{usagef("x"), 2}, {client.ErrUnavailable, 3}, {client.ErrFull, 3}, {context.DeadlineExceeded, 3},
+		{ctl.Usagef("x"), 2}, {client.ErrUnavailable, 3}, {client.ErrFull, 3}, {context.DeadlineExceeded, 3},
 		{errors.Join(client.ErrUnavailable, client.ErrUnknownOutcome), 4}, {errors.New("disk"), 5},
 	} {
-		if got := exitCode(c.err); got != c.want {
+		if got := ctl.ExitCode(c.err); got != c.want {
 			t.Errorf("exitCode(%v) = %d, want %d", c.err, got, c.want)
 		}
 	}
@@ -808,55 +790,15 @@ func TestTLSFlags(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	junk := filepath.Join(t.TempDir(), "junk")
 	writeFile(t, junk, []byte("no certificate"))
-	if r := e.run("", "--tls-ca", junk, "status"); r.code != exitUsage ||
+	if r := e.run("", "--tls-ca", junk, "status"); r.code != ctl.ExitUsage ||
 		!strings.Contains(r.stderr, "no certificate in it") {
 		t.Errorf("%+v", r)
 	}
 	// Plain text to another host takes a word of consent; then it is tried.
 	if r := e.run("", "--directory", "192.0.2.1:1", "--timeout", "100ms", "--insecure", "status"); r.code !=
-		exitUnavailable {
+		ctl.ExitUnavailable {
 		t.Errorf("%+v", r)
 	}
-}
-
-func TestParseBytes(t *testing.T) {
-	for s, want := range map[string]uint64{"0": 0, "17": 17, "4KiB": 4096, "4k": 4096, "1.5 MiB": 3 << 19,
-		"2GB": 2 << 30, "1TiB": 1 << 40, "8B": 8} {
-		if got, err := parseBytes(s); err != nil || got != want {
-			t.Errorf("%q: %d %v, want %d", s, got, err, want)
-		}
-	}
-	for _, s := range []string{"", "x", "-1", "1XB", "1e30TiB", "NaN", "KiB", "4KiBiB"} {
-		if got, err := parseBytes(s); err == nil {
-			t.Errorf("%q: %d, want an error", s, got)
-		}
-	}
-}
-
-func TestPrintTable(t *testing.T) {
-	var out bytes.Buffer
-	a := newApp(nil, &out, nil)
-	a.printTable(row{"Name", "N"}, []row{{"a", 1}, {"b", "22.5"}, {"c", "-"}})
-	want := " Name     N\n────────────\n a        1\n b     22.5\n c        -\n"
-	if out.String() != want {
-		t.Errorf("%q\nwant %q", out.String(), want)
-	}
-}
-
-func FuzzParseBytes(f *testing.F) {
-	for _, s := range []string{"1.5GiB", "4096", "1e3K", "NaN", "0x1p40", "4611686018427387904", "-0"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, in string) {
-		n, err := parseBytes(in)
-		if err == nil && n >= 1<<62 || err != nil && n != 0 {
-			t.Fatalf("%q is %d, %v", in, n, err)
-		}
-		if again, err2 := parseBytes(strconv.FormatUint(n, 10)); err == nil && n < 1<<53 &&
-			(err2 != nil || again != n) {
-			t.Fatalf("%q is %d, read again %d, %v", in, n, again, err2)
-		}
-	})
 }
 
 // The dump of a key that a transaction is about to change shows the intent, the records before and after, and the
@@ -899,7 +841,7 @@ func TestDumpIntent(t *testing.T) {
 		in.Off: binary.LittleEndian.AppendUint64(
 			nil, uint64(layout.MakeStatus(7, layout.Commit, 3))),
 	}
-	e.wrap(func(s store) store {
+	e.wrap(func(s ctl.Store) ctl.Store {
 		return &overlay{s, func(_ int, off uint64, b []byte) {
 			for at, p := range planted {
 				if at >= off && at < off+uint64(len(b)) {

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ctl"
+	"github.com/kvd-project/kvd/internal/ctl/bulk"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -46,7 +48,11 @@ func writeFile(t *testing.T, p string, b []byte) {
 	}
 }
 
-func randomBytes(n int, seed uint64) []byte { return randomValue(n, seed) }
+func randomBytes(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)
+	return b
+}
 
 // sameTree compares by path, without printing megabytes.
 func sameTree(t *testing.T, want, got map[string]string) {
@@ -72,8 +78,8 @@ func TestImportExport(t *testing.T) {
 			}
 			e := newEnv(t, o)
 			if provider == "sim" {
-				e.backend = func(a *app) (backend, error) {
-					r, err := newRemote(a, e.store.Directory(), nil, e.store.Devices())
+				e.backend = func(a *ctl.App) (ctl.Backend, error) {
+					r, err := ctl.NewRemote(a, e.store.Directory(), nil, e.store.Devices())
 					return lent{r}, err
 				}
 			} else {
@@ -100,7 +106,7 @@ func TestImportExport(t *testing.T) {
 				size += len(v)
 			}
 
-			var r treeReport
+			var r bulk.TreeReport
 			out := e.must("", "-o", "json", "import", src, "--prefix", "p/")
 			if err := json.Unmarshal([]byte(out), &r); err != nil {
 				t.Fatal(err)
@@ -122,7 +128,7 @@ func TestImportExport(t *testing.T) {
 			sameTree(t, want, readTree(t, dst))
 
 			// Once more, over what is there.
-			if r := e.run("", "export", dst, "--prefix", "p/"); r.code != exitUsage ||
+			if r := e.run("", "export", dst, "--prefix", "p/"); r.code != ctl.ExitUsage ||
 				!strings.Contains(r.stderr, "--overwrite") {
 				t.Errorf("export into a full folder: %+v", r)
 			}
@@ -138,11 +144,11 @@ func TestImportExport(t *testing.T) {
 }
 
 // lent is a remote whose devices are another's.
-type lent struct{ *remote }
+type lent struct{ *ctl.Remote }
 
 func (l lent) Close() error {
-	l.devices = nil
-	return l.remote.Close()
+	l.Devices = nil
+	return l.Remote.Close()
 }
 
 func TestExportRefusesUnsafeKeys(t *testing.T) {
@@ -156,11 +162,11 @@ func TestExportRefusesUnsafeKeys(t *testing.T) {
 	outside := t.TempDir()
 	dst := filepath.Join(outside, "dst")
 	r := e.run("", "-o", "json", "export", dst, "--prefix", "p/")
-	var rep treeReport
+	var rep bulk.TreeReport
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	if r.code != exitNo || rep.Files != 2 || rep.Refused != int64(len(unsafe)+1) {
+	if r.code != ctl.ExitNo || rep.Files != 2 || rep.Refused != int64(len(unsafe)+1) {
 		t.Errorf("exit %d, %+v; want %d refused", r.code, rep, len(unsafe)+1)
 	}
 	if n := strings.Count(r.stderr, "refused: "); n != 10 {
@@ -182,11 +188,11 @@ func TestExportRefusesCollections(t *testing.T) {
 	put(t, e.src, ops...)
 	dst := t.TempDir()
 	r := e.run("", "--context", "src", "-o", "json", "export", dst)
-	var rep treeReport
+	var rep bulk.TreeReport
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	if r.code != exitNo || rep.Files != 100 || rep.Refused != 2 ||
+	if r.code != ctl.ExitNo || rep.Files != 100 || rep.Refused != 2 ||
 		strings.Count(r.stderr, "a collection, which no file can be") != 2 {
 		t.Errorf("%+v %+v", r, rep)
 	}
@@ -200,7 +206,7 @@ func TestExportDoesNotFollowLinks(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(dst, "sub")); err != nil {
 		t.Fatal(err)
 	}
-	if r := e.run("", "export", dst, "--prefix", "p/", "--overwrite"); r.code == exitOK {
+	if r := e.run("", "export", dst, "--prefix", "p/", "--overwrite"); r.code == ctl.ExitOK {
 		t.Errorf("%+v", r)
 	}
 	if got := readTree(t, outside); len(got) != 0 {
@@ -216,11 +222,12 @@ func TestExportFileAndFolder(t *testing.T) {
 	}
 	dst := t.TempDir()
 	r := e.run("", "-o", "json", "export", dst, "--prefix", "p/")
-	var rep treeReport
+	var rep bulk.TreeReport
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	if r.code != exitNo || rep.Files != 2 || rep.Refused != 1 || !strings.Contains(r.stderr, "cannot be a file here") {
+	if r.code != ctl.ExitNo || rep.Files != 2 || rep.Refused != 1 || !strings.Contains(r.stderr,
+		"cannot be a file here") {
 		t.Errorf("%+v %+v", r, rep)
 	}
 }
@@ -235,20 +242,20 @@ func TestImportRefuses(t *testing.T) {
 	if err := errors.Join(f.Truncate(client.MaxValueLen+1), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if r := e.run("", "import", dir); r.code != exitOther ||
+	if r := e.run("", "import", dir); r.code != ctl.ExitOther ||
 		!strings.Contains(r.stderr, `"huge": file of 536870913 bytes, at most 512 MiB fit`) {
 		t.Errorf("%+v", r)
 	}
-	if r := e.run("", "import", filepath.Join(dir, "nothing")); r.code != exitOther ||
+	if r := e.run("", "import", filepath.Join(dir, "nothing")); r.code != ctl.ExitOther ||
 		!strings.Contains(r.stderr, "no such file") {
 		t.Errorf("%+v", r)
 	}
-	if r := e.run("", "import", filepath.Join(dir, "huge")); r.code != exitOther {
+	if r := e.run("", "import", filepath.Join(dir, "huge")); r.code != ctl.ExitOther {
 		t.Errorf("%+v", r)
 	}
 	long := t.TempDir()
 	writeFile(t, filepath.Join(long, "file"), []byte("v"))
-	if r := e.run("", "import", long, "--prefix", strings.Repeat("p", client.MaxKeyLen-3)); r.code != exitOther ||
+	if r := e.run("", "import", long, "--prefix", strings.Repeat("p", client.MaxKeyLen-3)); r.code != ctl.ExitOther ||
 		!strings.Contains(r.stderr, "key of 65536 bytes") {
 		t.Errorf("exit %d", r.code)
 	}
@@ -266,13 +273,13 @@ func TestImportIntoFullStore(t *testing.T) {
 			bytes.Repeat([]byte{byte(i)}, 1<<20))
 	}
 	r := e.run("", "import", dir, "--prefix", "p/")
-	if r.code != exitUnavailable || !strings.Contains(r.stderr, "full") {
+	if r.code != ctl.ExitUnavailable || !strings.Contains(r.stderr, "full") {
 		t.Errorf("%+v", r)
 	}
 	if got := e.must("", "get", "p/000"); got != "first" {
 		t.Errorf("p/000 is %q", got)
 	}
-	if r := e.run("", "check"); r.code != exitOK {
+	if r := e.run("", "check"); r.code != ctl.ExitOK {
 		t.Errorf("%+v", r)
 	}
 }

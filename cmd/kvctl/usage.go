@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvd-project/kvd/internal/ctl"
 	"github.com/kvd-project/kvd/internal/spelling"
 )
 
@@ -17,7 +18,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return usagef("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd, args[0]))
+	return ctl.Usagef("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd, args[0]))
 }
 
 // didYouMean asks for the commands below cmd that are near to typed, or is empty.
@@ -38,7 +39,7 @@ func nearFlags(cmd *cobra.Command, err error) error {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	near := mapTo(spelling.Near(unknown.GetSpecifiedName(), names), func(n string) string { return "--" + n })
+	near := ctl.MapTo(spelling.Near(unknown.GetSpecifiedName(), names), func(n string) string { return "--" + n })
 	return fmt.Errorf("%w%s", err, spelling.DidYouMean(near))
 }
 
@@ -49,9 +50,9 @@ func usageOf(args cobra.PositionalArgs) cobra.PositionalArgs {
 		case err == nil:
 			return nil
 		case len(words) == 0:
-			return usagef("usage: %s", cmd.UseLine())
+			return ctl.Usagef("usage: %s", cmd.UseLine())
 		default:
-			return usagef("wrong number of arguments, %d; usage: %s", len(words), cmd.UseLine())
+			return ctl.Usagef("wrong number of arguments, %d; usage: %s", len(words), cmd.UseLine())
 		}
 	}
 }

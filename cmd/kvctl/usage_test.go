@@ -10,11 +10,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/ctl"
 )
 
 // Every command has an example, each of whose lines runs that command with flags and arguments that it takes.
 func TestExamples(t *testing.T) {
-	a := newApp(strings.NewReader(""), &bytes.Buffer{}, io.Discard)
+	a := newProgram(strings.NewReader(""), &bytes.Buffer{}, io.Discard)
 	paths := map[string]bool{"exit": true, "use": true} // a shell's alone
 	var each func(*cobra.Command)
 	each = func(c *cobra.Command) {
@@ -31,7 +32,7 @@ func TestExamples(t *testing.T) {
 			words, _, _ = strings.Cut(words, " >")
 			words, _, _ = strings.Cut(words, " |")
 			words = strings.TrimRight(strings.TrimSpace(words), ")")
-			root := newApp(strings.NewReader(""), &bytes.Buffer{}, io.Discard).root()
+			root := newProgram(strings.NewReader(""), &bytes.Buffer{}, io.Discard).root()
 			got, rest, err := root.Find(split(t, words))
 			if err != nil {
 				t.Errorf("example of %s: %q: %v", path, line, err)
@@ -76,8 +77,8 @@ func TestNearFlags(t *testing.T) {
 		"context set p --tls-cacert=file": `kvctl context set: unknown flag: --tls-cacert; did you mean --tls-cert?`,
 	} {
 		var errs bytes.Buffer
-		a := newApp(strings.NewReader(""), &bytes.Buffer{}, &errs)
-		if code := a.run(t.Context(), strings.Fields(line)); code != exitUsage || errs.String() != want+"\n" {
+		a := newProgram(strings.NewReader(""), &bytes.Buffer{}, &errs)
+		if code := a.run(t.Context(), strings.Fields(line)); code != ctl.ExitUsage || errs.String() != want+"\n" {
 			t.Errorf("kvctl %s: status %d, %q, want %q", line, code, &errs, want)
 		}
 	}
@@ -87,7 +88,7 @@ func TestNearFlags(t *testing.T) {
 // are those of orchestrators.
 func TestVariables(t *testing.T) {
 	var errs bytes.Buffer
-	a := newApp(strings.NewReader(""), &bytes.Buffer{}, &errs)
+	a := newProgram(strings.NewReader(""), &bytes.Buffer{}, &errs)
 	flags := a.root().PersistentFlags()
 	roles := []config.Settings{config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(),
 		config.DefaultJanitor(), config.DefaultGateway(), config.DefaultHealth()}

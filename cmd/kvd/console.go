@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server"
 )
 
@@ -66,7 +66,7 @@ func memoryParts(m *overview.Memory) []httpd.Part {
 }
 
 func part(kind string, n uint64) httpd.Part {
-	return httpd.Part{Kind: kind, Size: float64(n), Text: kind + " " + size(n)}
+	return httpd.Part{Kind: kind, Size: float64(n), Text: kind + " " + units.Rounded(n)}
 }
 
 func namespacesPicture(st *dirpb.StatusReply) httpd.Picture {
@@ -81,7 +81,7 @@ func namespacesPicture(st *dirpb.StatusReply) httpd.Picture {
 		if m := of[ns.Name]; m != nil {
 			b.Parts = memoryParts(m)
 			if m.Known && m.Heap > 0 {
-				b.Note += fmt.Sprintf(", %s of %s live", size(m.Live), size(m.Heap))
+				b.Note += fmt.Sprintf(", %s of %s live", units.Rounded(m.Live), units.Rounded(m.Heap))
 			}
 		}
 		p.Bars = append(p.Bars, b)
@@ -95,7 +95,7 @@ func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
 		state := nodeState(n.Node)
 		parts := append([]httpd.Part{part("index", n.Index)}, memoryParts(&n.Memory)...)
 		p.Bars = append(p.Bars, httpd.Bar{Label: n.Node.GetName(), Note: state + ", lends " +
-			size(n.Node.GetCapacityBytes()), Bad: state == "down" || state == "silent",
+			units.Rounded(n.Node.GetCapacityBytes()), Bad: state == "down" || state == "silent",
 			Parts: append(parts, part("other", n.Other), part("spare", n.Spare))})
 	}
 	return p
@@ -105,13 +105,14 @@ func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
 func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
 	p := httpd.Picture{Title: "Placement groups"}
 	var well []httpd.Bar
-	of := make(map[uint32]*overview.Memory)
+	members, of := overview.Members(st.GetMap()), make(map[uint32]*overview.Memory)
 	for _, m := range overview.Memories(st) {
 		of[m.PG] = m
 	}
 	for _, g := range sortedGroups(st) {
 		lacks := overview.Lacks(st.GetMap(), g)
-		b := httpd.Bar{Label: fmt.Sprintf("%d: %s", g.GetId(), chain(st.GetMap(), g)), Note: lacks, Bad: lacks != ""}
+		b := httpd.Bar{Label: fmt.Sprintf("%d: %s", g.GetId(), cmp.Or(members(g), "nowhere")), Note: lacks,
+			Bad: lacks != ""}
 		if m := of[g.GetId()]; m != nil {
 			b.Label = m.Namespace + " " + b.Label
 			if overview.Copies(g) > 0 {
@@ -134,41 +135,17 @@ func sortedGroups(st *dirpb.StatusReply) []*dirpb.PlacementGroup {
 	})
 }
 
-// chain shows the members of a placement group, from head to tail.
-func chain(m *dirpb.Map, g *dirpb.PlacementGroup) string {
-	var names []string
-	for i, x := range g.GetMembers() {
-		name := nodeName(m, x.GetNodeId())
-		if g.GetJoining() && i == len(g.GetMembers())-1 {
-			name += " (joining)"
-		}
-		names = append(names, name)
+// tableOf has the facts of each of all that columns have, as kvctl shows them.
+func tableOf[T any](title string, columns overview.Columns[T], all []T) httpd.Table {
+	t := httpd.Table{Title: title, Header: columns.Heads()}
+	for _, x := range all {
+		t.Rows = append(t.Rows, columns.Texts(x))
 	}
-	s := cmp.Or(strings.Join(names, " → "), "nowhere")
-	if x := g.GetPlanned(); x != nil {
-		s += ", next " + nodeName(m, x.GetNodeId())
-	}
-	return s
-}
-
-func nodeName(m *dirpb.Map, id uint32) string {
-	for _, n := range m.GetNodes() {
-		if n.GetId() == id {
-			return n.GetName()
-		}
-	}
-	return fmt.Sprintf("node %d", id)
+	return t
 }
 
 func groupsTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Placement groups", Header: []string{"id", "chain", "state", "copies", "region",
-		"extents recalled"}}
-	for _, g := range sortedGroups(st) {
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(g.GetId())), chain(st.GetMap(), g),
-			overview.StateText(st.GetMap(), g),
-			overview.CopiesOf(st.GetMap(), g), size(g.GetRegionBytes()), strconv.Itoa(len(g.GetRecalled()))})
-	}
-	return t
+	return tableOf("Placement groups", overview.GroupColumns(st), sortedGroups(st))
 }
 
 // shardsPicture has the hash space of each namespace, from hash 0 on.
@@ -245,38 +222,26 @@ func tenantsTable(st *dirpb.StatusReply) httpd.Table {
 		}
 		q := n.GetQuota()
 		t.Rows = append(t.Rows, []string{n.GetName(), cmp.Or(n.GetOwner(), "everybody"),
-			cmp.Or(strings.Join(others, ", "), "-"), most(n.GetLimitBytes(), size(n.GetLimitBytes())),
+			cmp.Or(strings.Join(others, ", "), "-"), most(n.GetLimitBytes(), units.Rounded(n.GetLimitBytes())),
 			number(uint64(q.GetSessions())), number(uint64(q.GetLanes())), number(q.GetTcpOpsPerSecond()),
-			most(q.GetIndexBytes(), size(q.GetIndexBytes()))})
+			most(q.GetIndexBytes(), units.Rounded(q.GetIndexBytes()))})
 	}
 	return t
 }
 
 // sessionsTable has those first that are being fenced.
 func sessionsTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Sessions", Header: []string{"id", "client", "namespace", "state", "since", "identity"}}
 	all := slices.SortedFunc(slices.Values(st.GetSessions()), func(a, b *dirpb.SessionInfo) int {
 		return cmp.Or(cmp.Compare(b.GetLife(), a.GetLife()), cmp.Compare(a.GetId(), b.GetId()))
 	})
-	for _, s := range all {
-		age := time.Duration(min(s.GetAgeMillis(), 1<<40)) * time.Millisecond
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(s.GetId())), s.GetClient(), s.GetNamespace(),
-			strings.ToLower(strings.TrimPrefix(s.GetLife().String(), "SESSION_")),
-			age.Truncate(time.Second).String(), cmp.Or(s.GetIdentity(), "-")})
-	}
-	return t
+	return tableOf("Sessions", overview.SessionColumns.Without("Reclaim epoch"), all)
 }
 
 // auditTable has the latest change first.
 func auditTable(a *dirpb.AuditReply) httpd.Table {
-	t := httpd.Table{Title: "Latest changes", Header: []string{"time", "identity", "from", "action", "object",
-		"detail"}}
-	for _, e := range slices.Backward(a.GetEntries()) {
-		t.Rows = append(t.Rows, []string{time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
-			cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"),
-			e.GetAction(), e.GetObject(), e.GetDetail()})
-	}
-	return t
+	latest := slices.Clone(a.GetEntries())
+	slices.Reverse(latest)
+	return tableOf("Latest changes", overview.AuditColumns, latest)
 }
 
 // gatewayCharts are what a gateway knows of the last minutes.
@@ -352,19 +317,4 @@ func distinctCharts(roles ...[]httpd.Chart) []httpd.Chart {
 		}
 	}
 	return all
-}
-
-func yes(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
-// size shows bytes, whole MiB if there are some.
-func size(n uint64) string {
-	if n > 1<<20 {
-		n &^= 1<<20 - 1
-	}
-	return config.Size(n).String()
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -75,14 +74,6 @@ func sortedJobs(st *dirpb.StatusReply) []*dirpb.Job {
 	})
 }
 
-// jobTrouble is why a job does not get on; empty: it does, as far as anybody has said.
-func jobTrouble(j *dirpb.Job) string {
-	if j.GetTrouble() == "" && j.GetWaiting() {
-		return "for all sessions to know of it"
-	}
-	return j.GetTrouble()
-}
-
 // jobPercent is how far a job is; empty: nobody knows.
 func jobPercent(j *dirpb.Job) string {
 	if j.GetTotal() == 0 {
@@ -92,19 +83,10 @@ func jobPercent(j *dirpb.Job) string {
 }
 
 func jobsTable(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Table {
-	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "reason", "placement group", "owner", "done", "of",
-		"%", "left", "waits or trouble"}}
-	for _, j := range sortedJobs(st) {
-		owner := "-"
-		if j.GetOwner() != 0 {
-			owner = "session " + strconv.Itoa(int(j.GetOwner()))
-		}
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), j.GetReason(),
-			strconv.Itoa(int(j.GetPgId())), owner,
-			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), cmp.Or(jobPercent(j), "-"),
-			leftText(left, j.GetId()), jobTrouble(j)})
-	}
-	return t
+	return tableOf("Jobs", append(overview.JobColumns(st),
+		overview.Column[*dirpb.Job]{Head: "%", Text: func(j *dirpb.Job) string { return cmp.Or(jobPercent(j), "-") }},
+		overview.Column[*dirpb.Job]{Head: "Left", Text: func(j *dirpb.Job) string { return leftText(left, j.GetId()) }},
+	), sortedJobs(st))
 }
 
 // jobsPicture shows how far jobs are. A job that nobody has begun is all to do.
@@ -122,8 +104,8 @@ func jobsPicture(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pic
 			}
 		}
 		b.Note = fmt.Sprintf("placement group %d: %s", j.GetPgId(), b.Note)
-		if s := jobTrouble(j); s != "" {
-			b.Note, b.Bad = b.Note+", waits: "+s, j.GetTrouble() != ""
+		if s := overview.JobTrouble(j); s != "" {
+			b.Note, b.Bad = b.Note+": "+s, j.GetTrouble() != ""
 		}
 		p.Bars = append(p.Bars, b)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 const (
@@ -169,7 +170,7 @@ func (u *usage) table() httpd.Table {
 }
 
 func (x use) removed() []string {
-	return []string{strconv.FormatUint(x.stats.Evicted, 10), size(x.stats.EvictedBytes),
+	return []string{strconv.FormatUint(x.stats.Evicted, 10), units.Rounded(x.stats.EvictedBytes),
 		strconv.FormatUint(x.stats.Expired, 10)}
 }
 
@@ -225,7 +226,7 @@ func namespacesTable(st *dirpb.StatusReply, used map[string]use) httpd.Table {
 		if m := of[ns.Name]; m != nil && m.Known && m.Heap > 0 {
 			live = percent(float64(m.Live) / float64(m.Heap))
 		}
-		row := slices.Concat([]string{name}, cells, []string{size(ns.HeapBytes), live, ns.Mode,
+		row := slices.Concat([]string{name}, cells, []string{units.Rounded(ns.HeapBytes), live, ns.Mode,
 			strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Missing), strconv.Itoa(ns.Losses), strconv.Itoa(ns.Live)},
 			namespaceDetails(ns, st.GetMap().GetNamespaces()[i]))
 		if here {
@@ -243,7 +244,7 @@ func namespaceDetails(ns *overview.Namespace, n *dirpb.Namespace) []string {
 	all := []string{
 		fmt.Sprintf("shards: %d, of which %d split or move", ns.Shards, ns.Moving),
 		fmt.Sprintf("placement groups: %d, of which %d are active", ns.PGs, ns.PGState[dirpb.PGState_PG_ACTIVE]),
-		fmt.Sprintf("memory: %s granted of %s", size(ns.GrantedBytes), size(ns.HeapBytes)),
+		fmt.Sprintf("memory: %s granted of %s", units.Rounded(ns.GrantedBytes), units.Rounded(ns.HeapBytes)),
 		"owner: " + cmp.Or(n.GetOwner(), "everybody"),
 	}
 	for _, x := range n.GetAccess() {

@@ -173,7 +173,7 @@ func TestPictures(t *testing.T) {
 		return string(b)
 	}
 	for _, tc := range []struct{ state, picture, want string }{
-		{"healthy", text(groupsPicture(all["healthy"])), `{"label":"orders 1: m1 → m2","parts":[{"kind":"live"`},
+		{"healthy", text(groupsPicture(all["healthy"])), `{"label":"orders 1: m1, m2","parts":[{"kind":"live"`},
 		{"degraded", text(groupsPicture(all["degraded"])), `"bars":[{"label":"orders 1: m1","note":"1 of 2 copies","bad":true,`},
 		{"degraded", text(nodesPicture(all["degraded"])), `{"label":"m2","note":"down, lends`},
 		{"lost", text(groupsPicture(all["lost"])), `{"label":"orders 3: nowhere","note":"lost, 0 of 2 copies","bad":true,"parts":null}`},

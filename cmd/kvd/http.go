@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strconv"
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -86,29 +85,16 @@ func problemsTable(st *dirpb.StatusReply) httpd.Table {
 	return t
 }
 
-// membersTable says whether a directory node answers if a leader says it.
 func membersTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Directory nodes", Header: []string{"id", "address", "leads", "votes", "answers"}}
-	for _, d := range st.GetDirectory() {
-		answers := "-"
-		if st.GetLeads() {
-			answers = yes(d.GetSilentMillis() == 0)
-		}
-		t.Rows = append(t.Rows, []string{d.GetId(), d.GetGrpcAddr(), yes(d.GetLeader()), yes(d.GetVoter()), answers})
-	}
-	return t
+	return tableOf("Directory nodes", overview.DirectoryColumns(st), st.GetDirectory())
 }
 
 func nodesTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Memory nodes", Header: []string{"name", "state", "lent", "in regions", "domain",
-		"addresses"}}
-	for _, n := range st.GetMap().GetNodes() {
-		at := ""
-		for _, e := range n.GetEndpoints() {
-			at += e.GetProvider() + " " + e.GetAddr() + " "
-		}
-		t.Rows = append(t.Rows, append([]string{n.GetName(), nodeState(n), size(n.GetCapacityBytes()),
-			size(n.GetUsedBytes()), n.GetDomain(), at}, nodeDetails(st, n)...))
+	nodes := st.GetMap().GetNodes()
+	// A row begins with a name that people know.
+	t := tableOf("Memory nodes", overview.NodeColumns(st.GetMap()).Without("ID"), nodes)
+	for i, n := range nodes {
+		t.Rows[i] = append(t.Rows[i], nodeDetails(st, n)...)
 	}
 	return t
 }
@@ -124,30 +110,8 @@ func nodeState(n *dirpb.Node) string {
 // memoryTable has a row for each placement group, and one for all of a namespace. A figure that only the
 // leader knows is shown as - by other directory nodes.
 func memoryTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %",
-		"free with sessions", "limbo",
-		"coming", "waiting", "recalled", "lost", "room", "short"}}
 	all := overview.Memories(st)
 	rows := slices.Concat(overview.Sums(all), all)
 	slices.SortStableFunc(rows, func(a, b *overview.Memory) int { return cmp.Compare(a.Namespace, b.Namespace) })
-	for _, m := range rows {
-		known := func(s string) string {
-			if !m.Known {
-				return "-"
-			}
-			return s
-		}
-		pg, full := "all", "-"
-		if m.PG != 0 {
-			pg = strconv.Itoa(int(m.PG))
-		}
-		if m.Heap > 0 {
-			full = fmt.Sprintf("%.1f", float64(m.Live)/float64(m.Heap)*100)
-		}
-		t.Rows = append(t.Rows, []string{m.Namespace, pg, size(m.Heap), known(size(m.Live)), known(full),
-			known(size(m.Free + m.Foreign)),
-			known(size(m.Limbo)), known(size(m.Coming)), size(m.Waiting), size(m.Recalled), known(size(m.Lost)),
-			size(m.Room), known(yes(m.Short))})
-	}
-	return t
+	return tableOf("Memory", overview.MemoryColumns, rows)
 }

@@ -40,20 +40,22 @@ func TestMemoryTable(t *testing.T) {
 		},
 	}
 	want := [][]string{
-		{"cache", "all", "10KiB", "0B", "0.0", "0B", "0B", "0B", "0B", "0B", "0B", "10KiB", "no"},
-		{"cache", "2", "10KiB", "0B", "0.0", "0B", "0B", "0B", "0B", "0B", "0B", "10KiB", "no"},
-		{"default", "all", "200KiB", "51KiB", "25.5", "11KiB", "2KiB", "3KiB", "4KiB", "20KiB", "9KiB", "120KiB",
+		{"cache", "all", "10.0 KiB", "0 B", "0.0", "0 B", "0 B", "0 B", "0 B", "0 B", "0 B", "10.0 KiB", "no"},
+		{"cache", "2", "10.0 KiB", "0 B", "0.0", "0 B", "0 B", "0 B", "0 B", "0 B", "0 B", "10.0 KiB", "no"},
+		{"default", "all", "200.0 KiB", "51.0 KiB", "25.5", "11.0 KiB", "2.0 KiB", "3.0 KiB", "4.0 KiB", "20.0 KiB",
+			"9.0 KiB", "120.0 KiB",
 			"yes"},
-		{"default", "1", "100KiB", "50KiB", "50.0", "11KiB", "2KiB", "3KiB", "4KiB", "20KiB", "9KiB", "21KiB", "yes"},
-		{"default", "3", "100KiB", "1KiB", "1.0", "0B", "0B", "0B", "0B", "0B", "0B", "99KiB", "no"},
+		{"default", "1", "100.0 KiB", "50.0 KiB", "50.0", "11.0 KiB", "2.0 KiB", "3.0 KiB", "4.0 KiB", "20.0 KiB",
+			"9.0 KiB", "21.0 KiB", "yes"},
+		{"default", "3", "100.0 KiB", "1.0 KiB", "1.0", "0 B", "0 B", "0 B", "0 B", "0 B", "0 B", "99.0 KiB", "no"},
 	}
 	if got := memoryTable(st); !reflect.DeepEqual(got.Rows, want) || len(got.Header) != len(want[0]) {
 		t.Errorf("got  %q\nwant %q", got.Rows, want)
 	}
 	st.Usage = []*dirpb.PGUsage{{PgId: 1, HeapUnits: 1600, GrantedUnits: 1200, WaitingUnits: 64, RecalledUnits: 320}}
 	want = [][]string{
-		{"default", "all", "100KiB", "-", "-", "-", "-", "-", "4KiB", "20KiB", "-", "21KiB", "-"},
-		{"default", "1", "100KiB", "-", "-", "-", "-", "-", "4KiB", "20KiB", "-", "21KiB", "-"},
+		{"default", "all", "100.0 KiB", "-", "-", "-", "-", "-", "4.0 KiB", "20.0 KiB", "-", "21.0 KiB", "-"},
+		{"default", "1", "100.0 KiB", "-", "-", "-", "-", "-", "4.0 KiB", "20.0 KiB", "-", "21.0 KiB", "-"},
 	}
 	if got := memoryTable(st); !reflect.DeepEqual(got.Rows, want) {
 		t.Errorf("got  %q\nwant %q", got.Rows, want)

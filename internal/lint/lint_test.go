@@ -102,8 +102,8 @@ var imports = []row{
 	{"internal/webget", "internal/certs internal/units", "a page is bytes, whatever process gives it"},
 	{"internal/httpd", "internal/certs internal/identity internal/netsrv",
 		"it serves what it is handed, whatever the process is"},
-	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, " +
-		"pages and metrics alike"},
+	{"internal/overview", "internal/dirpb internal/layout internal/units",
+		"it puts together what the directory says, for kvctl, pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/archive internal/broker internal/certs internal/dirpb " +
@@ -185,6 +185,31 @@ var imports = []row{
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},
 	{"examples/...", "client client/near client/prom", "it has what users have"},
+	{"internal/ctl", "client index index/repair internal/certs internal/dirclient internal/dirpb " +
+		"internal/identity internal/inside internal/overview internal/patient " +
+		"internal/providers internal/redis/glob internal/units rdma rdma/verbs",
+		"kvctl's groups of commands share it, and it knows none of them"},
+	{"internal/ctl/keys", "client index index/repair internal/ctl internal/inside internal/layout " +
+		"internal/patient internal/units",
+		"commands on single keys share no code with other groups but internal/ctl"},
+	{"internal/ctl/bulk", "client internal/archive internal/archive/places internal/buildinfo internal/ctl " +
+		"internal/dirpb internal/inside internal/layout internal/patient " +
+		"internal/redis/collection internal/redis/resp internal/units",
+		"commands on many keys share no code with other groups but internal/ctl"},
+	{"internal/ctl/inside", "client index index/repair internal/check internal/ctl internal/dirpb internal/layout " +
+		"internal/overview internal/patient internal/units",
+		"commands on bytes in remote memory share no code with other groups but internal/ctl"},
+	{"internal/ctl/measure", "client internal/cost internal/ctl internal/doctor internal/netsrv internal/overview " +
+		"internal/patient internal/providers internal/units internal/verbperf internal/webget " +
+		"internal/ycsb rdma rdma/verbs",
+		"commands on measurements share no code with other groups but internal/ctl"},
+	{"internal/ctl/operate", "internal/buildinfo internal/certs internal/ctl internal/dirpb internal/hostid " +
+		"internal/identity internal/keeper internal/layout internal/overview " +
+		"internal/peers/peerspb internal/units internal/webget internal/wrongport",
+		"commands on the cluster share no code with other groups but internal/ctl"},
+	{"internal/ctl/tenants", "client internal/authority internal/certs internal/ctl internal/dirpb " +
+		"internal/identity internal/overview internal/units",
+		"commands on namespaces and their users share no code with other groups but internal/ctl"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 
@@ -194,8 +219,8 @@ var only = []row{
 	{"github.com/spf13/viper", "internal/config", "it folds case and is not safe for concurrent use: one package " +
 		"knows how to live with that"},
 	{"github.com/go-viper/mapstructure", "internal/config", "it belongs to viper"},
-	{"github.com/spf13/cobra", "cmd/...", "libraries know no command line"},
-	{"github.com/spf13/pflag", "cmd/... internal/config", "libraries know no command line"},
+	{"github.com/spf13/cobra", "cmd/... internal/ctl internal/ctl/...", "libraries know no command line"},
+	{"github.com/spf13/pflag", "cmd/... internal/config internal/ctl internal/ctl/...", "libraries know no command line"},
 	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
 	{"github.com/cockroachdb/pebble", "server server/raftstore internal/tierstore",
 		"only the directory and a tier keep anything on disk"},
@@ -203,7 +228,7 @@ var only = []row{
 	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of " +
 		"its own"},
 	{"github.com/minio/minio-go", "internal/archive/s3", "one package knows how buckets fail"},
-	{module + "/internal/archive/places", "cmd/...", "libraries are handed an open destination"},
+	{module + "/internal/archive/places", "cmd/... internal/ctl/bulk", "libraries are handed an open destination"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
 	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
 	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway " +
@@ -213,12 +238,12 @@ var only = []row{
 		"there"},
 	{module + "/internal/metrics", "cmd/...", "the parts count, and only a process shows it to others"},
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
-	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench",
+	{module + "/internal/providers", "client cmd/... internal/ctl internal/ctl/... internal/devstore internal/e2e bench",
 		"a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
-	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/gateway " +
-		"internal/janitor internal/loop internal/loop/looptest internal/memcached internal/redis/exec",
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/archive internal/ctl internal/ctl/... " +
+		"internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached internal/redis/exec",
 		"what can be done through the public API is done through it, as any user would"},
 	{module + "/internal/testutil", "internal/gapload", "it is for tests alone"},
 	{module + "/internal/gapload", "", "it is for tests alone"},

@@ -71,7 +71,7 @@ func (s said) judge() string {
 // makers are the functions that make an error of a text, by name, with the place of the text among the arguments.
 var makers = map[string]int{
 	"errors.New": 0, "fmt.Errorf": 0, "status.New": 1, "status.Newf": 1, "status.Error": 1, "status.Errorf": 1,
-	"usagef": 0,
+	"usagef": 0, "Usagef": 0, "ctl.Usagef": 0,
 }
 
 // reply is an error text of Redis's or memcached's protocol, whose words are the original's: it begins with a code.
@@ -128,6 +128,9 @@ var indented = regexp.MustCompile(`(?m)^ {2,}`)
 
 var usageTag = regexp.MustCompile(`usage:("(?:[^"\\]|\\.)*")`)
 
+// speaks reports whether a folder has commands, whose help texts are read.
+func speaks(dir string) bool { return below("cmd", dir) || below("internal/ctl", dir) }
+
 // told are the sentences of a Go file that its program says: help texts of commands, flags and settings, and errors.
 func told(name, src string) (out []sentence, err error) {
 	set := token.NewFileSet()
@@ -144,7 +147,7 @@ func told(name, src string) (out []sentence, err error) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.KeyValueExpr:
-			if k, ok := n.Key.(*ast.Ident); ok && (k.Name == "Short" || k.Name == "Long") && below("cmd", dir) {
+			if k, ok := n.Key.(*ast.Ident); ok && (k.Name == "Short" || k.Name == "Long") && speaks(dir) {
 				if text, ok := constant(n.Value); ok {
 					add(n.Value, text)
 				}
@@ -164,7 +167,7 @@ func told(name, src string) (out []sentence, err error) {
 				if text, ok := constant(n.Args[at]); ok && !reply.MatchString(text) {
 					add(n.Args[at], text)
 				}
-			} else if flagOf.MatchString(to) && below("cmd", dir) && len(n.Args) >= 3 {
+			} else if flagOf.MatchString(to) && speaks(dir) && len(n.Args) >= 3 {
 				if text, ok := constant(n.Args[len(n.Args)-1]); ok {
 					add(n.Args[len(n.Args)-1], text)
 				}

@@ -4,7 +4,7 @@
 // from here.
 //
 // It leaves asking to its callers and showing to them too. Start with [Problems], [Namespaces] and
-// [Memories]. All functions are pure and may be called concurrently; results share nothing with the
+// [Memories], then [Column]: kvctl and the page print the same columns. All functions are pure and may be called concurrently; results share nothing with the
 // status that they came from.
 package overview
 

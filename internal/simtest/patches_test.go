@@ -494,7 +494,7 @@ var byTest = []tested{
 	{"txn-without-a-time", "client", "TestTxnTime",
 		[]edit{{"client/tx.go", "tries == 1 && !ok {", "tries < 0 && !ok {"}}},
 	{"flush-ends-at-damage", "cmd/kvctl", "TestEraseDamaged",
-		[]edit{{"cmd/kvctl/erase.go", "left, err = append(left, err), nil", "left = append(left, err)"}}},
+		[]edit{{"internal/ctl/keys/erase.go", "left, err = append(left, err), nil", "left = append(left, err)"}}},
 	{"near-shares-a-read-from-before-a-write", "client/near", "TestSharingAfterWrite",
 		[]edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 && c.o.Now()", "if c.o.Now()"}}},
 	{"near-older-answer-replaces", "client/near", "TestLaterStays",

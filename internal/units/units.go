@@ -1,6 +1,6 @@
 // Package units writes amounts of memory for people: in errors, logs and tables.
 //
-// It leaves to its callers what is counted. [Bytes] is all of it; it may be called concurrently.
+// It leaves to its callers what is counted. [Bytes] and [Rounded] are all of it; they may be called concurrently.
 package units
 
 import "fmt"
@@ -29,6 +29,19 @@ func Bytes[T ~int | ~int64 | ~uint32 | ~uint64](n T) string {
 		return "1 byte"
 	}
 	return fmt.Sprintf("%d bytes", v)
+}
+
+// Rounded is n with a decimal in the largest unit in which it is at least 1, for columns: "64.0 MiB", "512 B".
+func Rounded[T ~int | ~int64 | ~uint64](n T) string {
+	v, unit := float64(n), 0
+	for v >= 1024 && unit < len(names) {
+		v /= 1024
+		unit++
+	}
+	if unit == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", v, names[unit-1])
 }
 
 var names = [...]string{"KiB", "MiB", "GiB", "TiB"}

@@ -21,3 +21,13 @@ func TestBytes(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestRounded(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1537: "1.5 KiB",
+		64 << 20: "64.0 MiB",
+		5 << 40:  "5.0 TiB", 1 << 50: "1024.0 TiB"} {
+		if got := Rounded(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}

@@ -12,7 +12,7 @@ import (
 func init() {
 	seconds, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
 	if err == nil {
-		err = write(newApp(os.Stdin, os.Stdout, os.Stderr).root(), os.Args[1], time.Unix(seconds, 0).UTC())
+		err = write(newProgram(os.Stdin, os.Stdout, os.Stderr).root(), os.Args[1], time.Unix(seconds, 0).UTC())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pages of kvctl:", err)
