@@ -46,9 +46,10 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 		Identity:   caller.Identity, Groups: caller.Groups, Everywhere: caller.Everywhere,
 	}
 	// The state machine refuses it as well; who may not come in waits for nothing, and makes no entry in the log.
-	n.machine.view(func(s *fsm.State) { err = s.CheckOpen(c) })
-	if err != nil {
-		return nil, refusal(err)
+	if err := n.ask(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) error {
+		return s.CheckOpen(c)
+	}); err != nil {
+		return nil, err
 	}
 	if err := n.awaitActive(ctx, w); err != nil {
 		return nil, err
@@ -303,13 +304,13 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 	var reply *dirpb.GrantExtentReply
 	for again := true; again; {
 		// Most that find nothing, of which there may be many, need no entry in the log.
-		n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
+		if err := n.ask(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) (err error) {
 			_, c.MinEpoch = x.Epochs()
 			c.PlaceUnits = q.PlaceUnits
 			reply, err = s.FitGrant(c)
-		})
-		if err != nil {
-			return nil, refusal(err)
+			return err
+		}); err != nil {
+			return nil, err
 		}
 		if len(reply.Runs) == 0 {
 			break

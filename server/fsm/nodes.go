@@ -321,8 +321,7 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		s.takeDown(n, c.UnixMillis, 0)
 	}
 	s.setDeparted(n.Id, func(uint32, *fsmpb.Departed) *fsmpb.Departed { return nil })
-	delete(s.nodes, n.Id)
-	s.mark(idKey(rowNode, n.Id), nil)
+	nodeRows.drop(s, n.Id)
 	for _, pg := range ordered.Values(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
 			s.forgetMember(pg.Id, n.Id)

@@ -559,10 +559,8 @@ func (s *State) settlePG(id uint32) {
 }
 
 func (s *State) dropPG(id uint32) {
-	delete(s.pgs, id)
-	delete(s.heaps, id)
-	s.mark(idKey(rowPG, id), nil)
-	s.mark(idKey(rowHeap, id), nil)
+	pgRows.drop(s, id)
+	heapRows.drop(s, id)
 }
 
 // spent reports whether nothing is left of pg that anybody could want.

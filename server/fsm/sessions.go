@@ -80,9 +80,7 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 // the placement groups of its namespace; when it was settled, no intent names its status words. A namespace that is
 // being deleted goes with the last one.
 func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
-	s.roster.noteSession(x.Id, s.sessions[x.Id], nil)
-	delete(s.sessions, x.Id)
-	s.mark(idKey(rowSession, x.Id), nil)
+	sessionRows.drop(s, x.Id)
 	for _, j := range ordered.Values(s.jobs) {
 		if j.Job.Owner == x.Id {
 			s.setOwner(j.Job.Id, 0)
