@@ -151,6 +151,10 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.Epoch, reply.MinEpoch = x.Epochs()
 			reply.Ahead = x.Ahead()
 			showNodes(reply.Map.Nodes, x, s, uptime)
+			for _, v := range reply.Map.Volumes { // which are this reply's alone
+				used, silent := x.VolumeStats(v.Id, uptime)
+				v.UsedBytes, v.SilentMillis = used, uint64(silent.Milliseconds())
+			}
 			reply.NodeStats = x.Stats()
 			reply.Gateways = l.meeting.show(s)
 			reply.Jobs = x.Jobs(s, uptime)

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -44,9 +46,13 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly,
 		Background: q.Background,
 		Identity:   caller.Identity, Groups: caller.Groups, Everywhere: caller.Everywhere,
+		KnowsStubs: q.KnowsStubs,
 	}
 	// The state machine refuses it as well; who may not come in waits for nothing, and makes no entry in the log.
 	if err := n.ask(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) error {
+		if rights.Caller(ctx).Role == identity.Tier {
+			c.Everywhere = serves(s, w, caller.Identity)
+		}
 		return s.CheckOpen(c)
 	}); err != nil {
 		return nil, err

@@ -27,15 +27,16 @@ func callerOf(ctx context.Context, background bool) fsm.Caller {
 	case 0, identity.Operator:
 		c.Everywhere = true
 	case identity.MemNode, identity.Janitor:
-		c.Everywhere = background
+		c.Everywhere = background // a tier node uses the namespaces that name it; see OpenSession
 	}
 	return c
 }
 
-// checkBackground refuses memory nodes and janitors sessions that are not background ones: they are nobody's tenants.
+// checkBackground refuses memory nodes, tier nodes and janitors sessions that are not background ones: they are
+// nobody's tenants.
 func checkBackground(ctx context.Context, background bool) error {
 	i := rights.Caller(ctx)
-	if (i.Role == identity.MemNode || i.Role == identity.Janitor) && !background {
+	if identity.RolesOf(identity.MemNode, identity.Tier, identity.Janitor).Has(i.Role) && !background {
 		return status.Errorf(codes.PermissionDenied, "%s has the role %v, which is for background sessions alone", i,
 			i.Role)
 	}
@@ -59,7 +60,7 @@ func (n *Node) WhoAmI(ctx context.Context, _ *dirpb.WhoAmIRequest) (*dirpb.WhoAm
 	n.machine.view(func(s *fsm.State) {
 		for _, w := range s.Map(nil).Namespaces {
 			right := fsm.RightOf(w, callerOf(ctx, worker))
-			if worker {
+			if worker || i.Role == identity.Tier && serves(s, w, reply.Identity) {
 				right = dirpb.Right_RIGHT_WRITE
 			}
 			if right != dirpb.Right_RIGHT_UNSPECIFIED && !w.Deleting {

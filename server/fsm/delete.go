@@ -81,6 +81,7 @@ func (s *State) endNamespace(id uint32) {
 	for _, pg := range s.PGs(id) {
 		s.dropPG(pg.Id)
 	}
+	s.dropVolumeRegions(id)
 	namespaceRows.drop(s, id)
 	s.refreshUsed()
 }

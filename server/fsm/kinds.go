@@ -61,12 +61,16 @@ var (
 		in: func(s *State) map[uint32]*fsmpb.Job { return s.jobs },
 		id: func(j *fsmpb.Job) uint32 { return j.GetJob().GetId() }, last: (*fsmpb.Meta).GetJobId,
 		check: (*State).checkJob}
+	volumeRows = rowsOf[*dirpb.Volume]{kind: rowVolume, name: "volume", shown: true,
+		in: func(s *State) map[uint32]*dirpb.Volume { return s.volumes },
+		id: (*dirpb.Volume).GetId, last: (*fsmpb.Meta).GetVolumeId, check: (*State).checkVolume}
 	auditRows = rowsOf[*dirpb.AuditEntry]{kind: rowAudit,
 		in: func(s *State) map[uint32]*dirpb.AuditEntry { return s.audit }}
 	reignRows = rowsOf[*fsmpb.Reign]{kind: rowReign,
 		in: func(s *State) map[uint32]*fsmpb.Reign { return s.reigns }}
 
-	kinds = []rowKind{nodeRows, namespaceRows, pgRows, heapRows, shardRows, sessionRows, jobRows, auditRows, reignRows}
+	kinds = []rowKind{nodeRows, namespaceRows, pgRows, heapRows, shardRows, sessionRows, jobRows, volumeRows, auditRows,
+		reignRows}
 )
 
 func (k rowsOf[M]) set(s *State, id uint32, m M) {

@@ -35,6 +35,7 @@ func (s *State) putPG(pg *dirpb.PlacementGroup)  { pgRows.put(s, pg.Id, pg) }
 func (s *State) putHeap(h *fsmpb.Heap)           { heapRows.put(s, h.PgId, h) }
 func (s *State) putShard(sh *dirpb.Shard)        { shardRows.put(s, sh.Id, sh) }
 func (s *State) putJob(j *fsmpb.Job)             { jobRows.put(s, j.Job.Id, j) }
+func (s *State) putVolume(v *dirpb.Volume)       { volumeRows.put(s, v.Id, v) }
 func (s *State) putSession(x *fsmpb.Session)     { sessionRows.put(s, x.Id, x) }
 
 // editPG returns a private copy of a placement group, already in place.

@@ -53,6 +53,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch,
 		OpenedUnixMillis: c.OpenedUnixMillis,
 		Identity:         c.Identity, Groups: c.Groups, Everywhere: c.Everywhere, Lanes: c.Lanes,
+		KnowsStubs: c.KnowsStubs && s.KnowsTiers(),
 	}
 	s.putSession(x)
 	return x, nil
