@@ -66,19 +66,30 @@ func (n *Node) KeepVolume(ctx context.Context, q *dirpb.KeepVolumeRequest) (*dir
 	return reply, nil
 }
 
-// GiveUpTier declares what a tier node holds lost for good.
+// GiveUpTier declares what a tier node holds lost for good, unless it was heard within a lease.
 func (n *Node) GiveUpTier(ctx context.Context, q *dirpb.GiveUpTierRequest) (*dirpb.GiveUpTierReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
 	reply := &dirpb.GiveUpTierReply{}
-	_, err := n.change(ctx, func(s *fsm.State) (*fsmpb.Command, error) {
+	if err := n.ask(l, func(x *lead.Leader, s *fsm.State, now time.Duration) error {
 		v := s.VolumeNamed(q.Name)
 		if v == nil || q.VolumeId != 0 && q.VolumeId != v.Id {
-			return nil, fmt.Errorf("tier node %.64q, volume %d: %w", q.Name, q.VolumeId, fsm.ErrNotFound)
+			return fmt.Errorf("tier node %.64q, volume %d: %w", q.Name, q.VolumeId, fsm.ErrNotFound)
 		}
 		reply.VolumeId = v.Id
-		return audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_GiveUpVolume{GiveUpVolume: &fsmpb.GiveUpVolume{
-			VolumeId: v.Id, UnixMillis: time.Now().UnixMilli()}}}, actGiveUpTier, q.Name, "volume", v.Id), nil
-	})
-	if err != nil {
+		if _, silent := x.VolumeStats(v.Id, now); silent < n.opts.Lease {
+			return fmt.Errorf("%w: tier node %q was heard %v ago: stop it first", fsm.ErrRefused, v.Name,
+				silent.Round(time.Millisecond))
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	c := &fsmpb.Command{Op: &fsmpb.Command_GiveUpVolume{GiveUpVolume: &fsmpb.GiveUpVolume{VolumeId: reply.VolumeId,
+		UnixMillis: time.Now().UnixMilli()}}}
+	if _, err := n.do(ctx, l, audited(ctx, c, actGiveUpTier, q.Name, "volume", reply.VolumeId)); err != nil {
 		return nil, err
 	}
 	n.log.Warn("directory: tier node given up", "tier_node", q.Name, "volume", reply.VolumeId)

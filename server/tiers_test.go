@@ -2,12 +2,15 @@ package server
 
 import (
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/testutil"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/lead"
 )
 
 func volume(name string, boot uint64) *dirpb.Volume {
@@ -98,6 +101,11 @@ func TestTierRole(t *testing.T) {
 	wantCode(t, err, codes.PermissionDenied)
 	_, err = ops.GiveUpTier(testCtx(t), &dirpb.GiveUpTierRequest{Name: "t1", VolumeId: 9})
 	wantCode(t, err, codes.NotFound, `tier node "t1", volume 9`)
+	_, err = ops.GiveUpTier(testCtx(t), &dirpb.GiveUpTierRequest{Name: "t1"})
+	wantCode(t, err, codes.FailedPrecondition, "was heard", "stop it first")
+	x.n.withState(x.n.leading.Load(), func(l *lead.Leader, _ *fsm.State, now time.Duration) {
+		l.KeptVolume(1, 1, 0, now-x.n.opts.Lease)
+	})
 	if r, err := ops.GiveUpTier(testCtx(t), &dirpb.GiveUpTierRequest{Name: "t1"}); err != nil || r.VolumeId != 1 {
 		t.Fatalf("%v: %v", r, err)
 	}

@@ -335,7 +335,7 @@ func (a *app) root() *cobra.Command {
 		&cobra.Group{ID: "tools", Title: "Measuring and looking inside:"})
 	a.addKeyCommands(root)
 	a.addTreeCommands(root)
-	root.AddCommand(a.mirrorCommand(), a.snapshotCommand())
+	root.AddCommand(a.mirrorCommand(), a.snapshotCommand(), a.tierCommand())
 	a.addClusterCommands(root)
 	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(),
 		a.duCommand(), a.hotkeysCommand(),

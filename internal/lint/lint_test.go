@@ -109,7 +109,7 @@ var imports = []row{
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/archive internal/broker internal/certs internal/dirpb " +
-		"internal/netsrv internal/overview internal/rdmacounters internal/ring memnode server",
+		"internal/netsrv internal/overview internal/rdmacounters internal/ring internal/tier memnode server",
 		"it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},

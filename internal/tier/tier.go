@@ -299,6 +299,9 @@ func (s *Service) Volume() uint32 {
 	return s.folder.Volume
 }
 
+// Addr is where sessions are told to dial.
+func (s *Service) Addr() string { return s.endpoint.Addr }
+
 // Ready waits for the directory's first answer.
 func (s *Service) Ready(ctx context.Context) error {
 	select {
