@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/keeper"
@@ -106,7 +107,7 @@ func (n *Node) register(kept *state, before *registration) (reg *registration, h
 		}
 		var keys []token.Key
 		if err == nil && (kept == nil || kept.cluster == rep.GetClusterId()) {
-			keys, err = keysOf(rep.GetKeys())
+			keys, err = admit.Keys(rep.GetKeys())
 		}
 		if err == nil && rep.GetSessions() == nil && rep.GetRecovered() == 0 {
 			err = errNoSessions
@@ -146,7 +147,7 @@ func (n *Node) register(kept *state, before *registration) (reg *registration, h
 		n.mu.Lock()
 		if n.mu.clusterID != rep.GetClusterId() {
 			// Another cluster numbers its sessions anew.
-			n.mu.clusterID, n.mu.sessions, n.mu.told = rep.GetClusterId(), sessions{}, position{}
+			n.mu.clusterID, n.mu.sessions, n.mu.told = rep.GetClusterId(), admit.Sessions{}, position{}
 		}
 		n.mu.told.take(rep.GetPosition())
 		n.takeKeysLocked(keys)
@@ -393,7 +394,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	if err != nil || rep.GetUnknownNode() || rep.GetRecovered() != 0 {
 		return rep, err
 	}
-	keys, err := keysOf(rep.GetKeys())
+	keys, err := admit.Keys(rep.GetKeys())
 	if err == nil {
 		err = n.noteTold(reg, rep) // before anything of it is acted on
 	}

@@ -2,44 +2,20 @@ package memnode
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/token"
 )
 
 var (
-	// ErrIdentity refuses a session's token to a peer whose certificate is another's.
-	ErrIdentity = errors.New("the session token is another identity's")
 	// ErrNoRegion refuses a session whose namespace has no region here. A client whose map is older or newer than what
 	// this node has tries again.
 	ErrNoRegion = errors.New("no region of the namespace here")
 	// ErrLanes refuses a connection beyond the session's share: its namespace's quota lanes, or the directory's limit.
 	ErrLanes = errors.New("quota lanes")
 )
-
-// maxKeys is how many keys a directory takes tokens of: the present one and the one before.
-const maxKeys = 2
-
-// keysOf checks what the directory says of keys. The first is the present one.
-func keysOf(list []*dirpb.TokenKey) ([]token.Key, error) {
-	if len(list) == 0 || len(list) > maxKeys {
-		return nil, fmt.Errorf("the directory sent %d keys for session tokens, want 1 or %d", len(list), maxKeys)
-	}
-	keys := make([]token.Key, len(list))
-	for i, k := range list {
-		if len(k.GetKey()) != token.KeySize || k.GetGeneration() == 0 ||
-			k.GetGeneration() != list[0].GetGeneration()-uint32(i) {
-			return nil, fmt.Errorf("the directory sent key %d for session tokens with generation %d and %d bytes, "+
-				"want %d bytes and each generation one less than that before",
-				i, k.GetGeneration(), len(k.GetKey()), token.KeySize)
-		}
-		keys[i] = token.Key{Generation: k.GetGeneration(), Secret: k.GetKey()}
-	}
-	return keys, nil
-}
 
 // takeKeysLocked takes over the keys that the directory has now, in the place of those before.
 func (n *Node) takeKeysLocked(keys []token.Key) {
@@ -60,18 +36,11 @@ func (n *Node) verify(b []byte, tls bool, peer identity.Identity) (token.Grant, 
 	n.mu.Lock()
 	keys := n.mu.keys
 	n.mu.Unlock()
-	g, err := token.Verify(keys, b, time.Now())
-	if err != nil {
-		if unknown := (*token.GenerationError)(nil); errors.As(err, &unknown) && unknown.Generation > unknown.Newest {
-			n.askForKeys()
-		}
-		return token.Grant{}, err
+	g, err := admit.Verify(keys, b, tls, peer)
+	if unknown := (*token.GenerationError)(nil); errors.As(err, &unknown) && unknown.Generation > unknown.Newest {
+		n.askForKeys()
 	}
-	if tls && g.Identity != peer.String() {
-		return token.Grant{}, fmt.Errorf("%w: session %d is %s's, and the peer is %s", ErrIdentity, g.Session,
-			orNobody(g.Identity), peer)
-	}
-	return g, nil
+	return g, err
 }
 
 // askForKeys has the directory say now what it would say with the next heartbeat: it may have made another key. The
@@ -86,13 +55,6 @@ func (n *Node) askForKeys() {
 	if late {
 		n.kickHeartbeat()
 	}
-}
-
-func orNobody(identity string) string {
-	if identity == "" {
-		return "nobody" // it was opened without TLS
-	}
-	return identity
 }
 
 // hasRegionLocked reports whether a region of the namespace is here. The directory names a

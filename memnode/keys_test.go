@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/testutil"
@@ -37,8 +37,8 @@ func TestForgedTokens(t *testing.T) {
 		g := rw
 		g.Identity = "client/a"
 		good := private(g, 0)
-		lane := good[len(good)-laneSize:]
-		for _, f := range tokentest.Forgeries(good[:len(good)-laneSize]) {
+		lane := good[len(good)-admit.LaneSize:]
+		for _, f := range tokentest.Forgeries(good[:len(good)-admit.LaneSize]) {
 			_, err := dial(t, dir, provider, append(f.Token, lane...))
 			if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session token") {
 				t.Errorf("%s: %v, want a refusal", f.Name, err)
@@ -190,24 +190,6 @@ func TestUnknownKeyAsks(t *testing.T) {
 	testutil.Until(t, `cancelled() > 0`, func() bool { return cancelled() > 0 })
 }
 
-// Keys are checked before they are taken from a directory.
-func TestKeysOf(t *testing.T) {
-	good := tokenKeys(3)
-	if keys, err := keysOf(good); err != nil || len(keys) != 2 || keys[0].Generation != 3 || keys[1].Generation != 2 {
-		t.Fatalf("%v, %v", keys, err)
-	}
-	for name, list := range map[string][]*dirpb.TokenKey{
-		"none": nil, "three": append(tokenKeys(4), tokenKeys(2)[1]), "the wrong order": {good[1], good[0]},
-		"twice": {good[0], good[0]},
-		"short": {{Generation: 3, Key: good[0].Key[1:]}}, "generation 0": {{Key: good[0].Key}}, "before the first": {
-			tokenKeys(1)[0], {Key: good[0].Key}},
-	} {
-		if keys, err := keysOf(list); err == nil {
-			t.Errorf("%s: taken as %v", name, keys)
-		}
-	}
-}
-
 // Over TLS a session's token is good for its owner alone.
 func TestTokenOfAnother(t *testing.T) {
 	dir := newDirectory(t)
@@ -240,7 +222,7 @@ func TestTokenOfAnother(t *testing.T) {
 		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, 0), Peer: p, TLS: c.peer})
 		n.gone(p)
 		if (err == nil) != (c.want == "") || err != nil &&
-			(!errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), c.want)) {
+			(!errors.Is(err, admit.ErrIdentity) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("the token of %q: %v, want %q", c.identity, err, c.want)
 		}
 	}

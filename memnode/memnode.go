@@ -23,8 +23,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +30,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -245,7 +244,7 @@ type Node struct {
 		inside   []string                    // peers for which Door waits
 		peers    map[uint32]map[uint32]*peer // connected, by session and lane; no entry is empty
 		byPeer   map[rdma.Peer]*peer         // those in peers, by their connection
-		sessions sessions                    // whom the directory admits
+		sessions admit.Sessions              // whom the directory admits
 		keys     []token.Key                 // whose tokens are taken, the present one first
 		asked    time.Time                   // when a heartbeat was last sent for another key
 		fencing  map[uint32]*fence           // by session; dropped when over, and known to who asked
@@ -354,7 +353,7 @@ func (n *Node) listen(dl DeviceListen) error {
 	}
 	d.listener = l
 	n.devices = append(n.devices, d)
-	addr, err := advertised(l.Addr(), dl.Advertise)
+	addr, err := dirpb.Advertised(l.Addr(), dl.Advertise)
 	if err != nil {
 		return fmt.Errorf("%s: %w", dl.Device.Name(), err)
 	}
@@ -362,29 +361,6 @@ func (n *Node) listen(dl DeviceListen) error {
 	n.log.Info("memory node listens", "provider", d.name, "addr", l.Addr(), "advertise", addr, "atomics",
 		d.endpoint.Atomics)
 	return nil
-}
-
-// advertised is the address that clients dial.
-func advertised(listen, advertise string) (string, error) {
-	host, port, err := net.SplitHostPort(listen)
-	if advertise == "" {
-		ip, perr := netip.ParseAddr(host)
-		if err == nil && (host == "" || perr == nil && ip.IsUnspecified()) {
-			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address",
-				listen)
-		}
-		return listen, nil
-	}
-	if err != nil {
-		return advertise, nil
-	}
-	switch h, p, err := net.SplitHostPort(advertise); {
-	case err != nil:
-		return net.JoinHostPort(strings.Trim(advertise, "[]"), port), nil
-	case p == "0":
-		return net.JoinHostPort(h, port), nil
-	}
-	return advertise, nil
 }
 
 // Ready waits until the directory knows the node and has answered a heartbeat. It fails at once with ErrCapacity if the

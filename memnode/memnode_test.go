@@ -542,19 +542,6 @@ func TestEndedBeforeRestart(t *testing.T) {
 	}
 }
 
-// A directory that gives ids out again, since it lost what it knew, does not make old
-// tokens good by that.
-func TestSessionsForgotten(t *testing.T) {
-	var s sessions
-	s.learn(&dirpb.Sessions{Last: 9, Live: []uint32{4, 9}})
-	s.learn(&dirpb.Sessions{Last: 5, Live: []uint32{4, 5}})
-	for id, ended := range map[uint32]bool{3: true, 4: false, 5: false, 6: true, 9: true, 10: false} {
-		if s.ended(id) != ended {
-			t.Errorf("session %d: ended %v, want %v", id, !ended, ended)
-		}
-	}
-}
-
 // Nobody is admitted on the word of a directory that does not say which sessions live.
 func TestNoSessions(t *testing.T) {
 	dir := newDirectory(t)
@@ -1109,23 +1096,3 @@ func ofPort(d *rdma.Device, port string) *rdma.Device {
 type atomicless struct{ driver.Device }
 
 func (atomicless) Caps() driver.Caps { return driver.Caps{AtomicScope: driver.AtomicNone} }
-
-func TestAdvertised(t *testing.T) {
-	for _, c := range [][3]string{
-		{"127.0.0.1:70", "", "127.0.0.1:70"},
-		{"@kvd", "", "@kvd"},
-		{"@kvd", "/run/kvd", "/run/kvd"},
-		{"0.0.0.0:70", "m1.example", "m1.example:70"},
-		{"0.0.0.0:70", "m1.example:0", "m1.example:70"},
-		{"0.0.0.0:70", "m1.example:71", "m1.example:71"},
-		{"[::]:70", "fe80::1", "[fe80::1]:70"},
-		{"[::]:70", "[fe80::1]", "[fe80::1]:70"},
-		{"[::]:70", "", ""},
-		{":70", "", ""},
-	} {
-		got, err := advertised(c[0], c[1])
-		if got != c[2] || (err != nil) != (c[2] == "") {
-			t.Errorf("advertised(%q, %q) = %q, %v; want %q", c[0], c[1], got, err, c[2])
-		}
-	}
-}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/token"
@@ -14,8 +15,7 @@ import (
 )
 
 // A connection's private data is a session's token, which internal/token draws, and behind it the
-// number of the lane: laneSize bytes, little-endian. token.BulkLane is added to it for the lane's second connection.
-const laneSize = 4
+// number of the lane; see admit.LaneSize.
 
 // peer is one connection. A session has at most one per lane, and a second one beside it.
 type peer struct {
@@ -27,29 +27,6 @@ type peer struct {
 type fence struct {
 	asked     bool // the directory waits for the confirmation; else the session has closed
 	confirmed bool // nothing of the session can land here
-}
-
-// sessions are those that the directory admits, as it said last. It gives ids out in order
-// and never again, so a session that it has told of and does not call live has ended,
-// and one with a greater id is younger than what it said. Guarded by Node.mu.
-type sessions struct {
-	last uint32 // greatest id that the directory has told of
-	live map[uint32]struct{}
-}
-
-// learn takes in what the directory says. last does not fall: if the directory lost what it
-// knew of some sessions, their tokens do not become those of the next that get their ids.
-func (s *sessions) learn(r *dirpb.Sessions) {
-	s.last = max(s.last, r.GetLast())
-	s.live = make(map[uint32]struct{}, len(r.GetLive()))
-	for _, id := range r.GetLive() {
-		s.live[id] = struct{}{}
-	}
-}
-
-func (s *sessions) ended(id uint32) bool {
-	_, live := s.live[id]
-	return id <= s.last && !live
 }
 
 // accept decides on a connection from its private data. A connection of a lane
@@ -64,22 +41,18 @@ func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, err
 	return pd, access, err
 }
 
-// connects is which roles have sessions, and with them connections to memory nodes, which run janitors and
-// ask their own adapters for atomics.
-var connects = dirpb.Rights()[dirpb.Directory_OpenSession_FullMethodName]
-
 func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 	var who identity.Identity
 	if r.TLS != nil {
 		var err error
-		if who, err = n.o.Identities.Admit(r.TLS, "a connection to a memory node", connects); err != nil {
+		if who, err = n.o.Identities.Admit(r.TLS, "a connection to a memory node", admit.Connects); err != nil {
 			return nil, 0, err
 		}
 	}
 	if d == n.hca && len(r.Private) == loopPrivateSize {
 		return n.admitLoop(r)
 	}
-	if len(r.Private) < laneSize {
+	if len(r.Private) < admit.LaneSize {
 		return nil, 0, fmt.Errorf("private data of %d bytes, want a session token and a lane", len(r.Private))
 	}
 	n.mu.Lock()
@@ -88,7 +61,7 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 	if reg == nil {
 		return nil, 0, ErrNotRegistered
 	}
-	tok := r.Private[:len(r.Private)-laneSize]
+	tok := r.Private[:len(r.Private)-admit.LaneSize]
 	g, err := n.verify(tok, r.TLS != nil, who)
 	if err != nil {
 		return nil, 0, err
@@ -215,14 +188,14 @@ func (n *Node) fencePeer(c *peer) error {
 // endedLocked reports whether a session may not connect: it has closed, is being fenced or
 // was.
 func (n *Node) endedLocked(session uint32) bool {
-	return n.mu.sessions.ended(session)
+	return n.mu.sessions.Ended(session)
 }
 
 // learnLocked takes in which sessions live, and begins to fence the connections of those
 // that have ended. Those in asked are fenced for the directory, which waits until that is
 // confirmed.
 func (n *Node) learnLocked(s *dirpb.Sessions, asked []uint32) {
-	n.mu.sessions.learn(s)
+	n.mu.sessions.Learn(s)
 	for _, id := range asked {
 		n.fenceLocked(id, true)
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
@@ -263,7 +264,7 @@ func TestLoopRefusals(t *testing.T) {
 		"by tcp":             {"tcp", private(1, number)},
 		"a byte longer":      {"sim", append(private(1, number), 0)},
 		"the key by itself":  {"sim", n.loopKey[:]},
-		"a client's, by sim": {"sim", make([]byte, token.MinSize+laneSize)},
+		"a client's, by sim": {"sim", make([]byte, token.MinSize+admit.LaneSize)},
 	} {
 		if _, err := dial(t, dir, c.provider, c.private); !errors.Is(err, rdma.ErrRefused) {
 			t.Errorf("%s: got %v, want a refusal", what, err)

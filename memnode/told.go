@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/kvd-project/kvd/internal/admit"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -53,7 +54,8 @@ func (n *Node) noteTold(reg *registration, rep *dirpb.HeartbeatReply) error {
 func (n *Node) heardOfRecovery(cluster string, recoveries uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.mu.clusterID, n.mu.told, n.mu.sessions, n.mu.keys = cluster, position{recoveries: recoveries}, sessions{}, nil
+	n.mu.clusterID, n.mu.keys = cluster, nil
+	n.mu.told, n.mu.sessions = position{recoveries: recoveries}, admit.Sessions{}
 	n.log.Warn("the directory was recovered from one node's folder: everybody was fenced, and it is told which "+
 		"regions are here", "recoveries", recoveries, "regions", len(n.mu.regions))
 }

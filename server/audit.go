@@ -31,6 +31,8 @@ const (
 	actRemoveNode       = "node.remove"
 	actGiveUpNode       = "node.give-up"
 	actRestartNode      = "node.restart"
+	actRegisterTier     = "tier.register"
+	actGiveUpTier       = "tier.give-up"
 	actJoinDirectory    = "directory.join"
 	actRemoveDirectory  = "directory.remove"
 	actRecoverDirectory = "directory.recover"

@@ -413,7 +413,7 @@ func TestForeignFolders(t *testing.T) {
 		make func(t *testing.T, dir string)
 		want []string
 	}{
-		"of a later level": {later, []string{"level 4, to which kvd 9.9 raised it", "this version knows levels up to 3",
+		"of a later level": {later, []string{"level 5, to which kvd 9.9 raised it", "this version knows levels up to 4",
 			"run kvd 9.9 or a later one", "kvd this"}},
 		"of a later database": {func(t *testing.T, dir string) {
 			t.Helper()

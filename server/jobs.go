@@ -327,8 +327,7 @@ func (n *Node) DrainNode(ctx context.Context, q *dirpb.DrainNodeRequest) (*dirpb
 		return nil, err
 	}
 	c := &fsmpb.Command{Op: &fsmpb.Command_DrainNode{DrainNode: &fsmpb.DrainNode{NodeId: id, Cancel: q.Cancel}}}
-	_, err = n.do(ctx, l, audited(ctx, c, actDrainNode, q.Node, "cancel", q.Cancel))
-	if err != nil {
+	if _, err := n.do(ctx, l, audited(ctx, c, actDrainNode, q.Node, "cancel", q.Cancel)); err != nil {
 		return nil, err
 	}
 	reply := &dirpb.DrainNodeReply{}
@@ -367,9 +366,11 @@ func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dir
 		return nil, err
 	}
 	var c *fsmpb.Command
-	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { c, err = x.GiveUp(s, id, now) })
-	if err != nil {
-		return nil, refusal(err)
+	if err := n.ask(l, func(x *lead.Leader, s *fsm.State, now time.Duration) (err error) {
+		c, err = x.GiveUp(s, id, now)
+		return err
+	}); err != nil {
+		return nil, err
 	}
 	c.GetNodeDown().UnixMillis = time.Now().UnixMilli()
 	if _, err := n.do(ctx, l, audited(ctx, c, actGiveUpNode, q.Node)); err != nil {
@@ -429,19 +430,16 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 
 // mayPart refuses that a memory node leaves its placement groups to be replaced if that would cost the only copy of
 // something, or if they are busy with something else.
-func (n *Node) mayPart(ctx context.Context, l *leadership, m *dirpb.Node) (err error) {
-	look := func(x *lead.Leader, s *fsm.State, now time.Duration) { err = x.MayPart(s, m.Id, now) }
-	if n.withState(l, look); err != nil {
-		return refusal(err)
+func (n *Node) mayPart(ctx context.Context, l *leadership, m *dirpb.Node) error {
+	look := func(x *lead.Leader, s *fsm.State, now time.Duration) error { return x.MayPart(s, m.Id, now) }
+	if err := n.ask(l, look); err != nil {
+		return err
 	}
 	if !n.awaitIdle(ctx, l, m.Id) {
 		return status.Errorf(codes.FailedPrecondition, "placement groups of memory node %.64q are busy (kvctl jobs); "+
 			"nothing was done", m.Name)
 	}
-	if n.withState(l, look); err != nil {
-		return refusal(err)
-	}
-	return nil
+	return n.ask(l, look)
 }
 
 // awaitNext waits until a process of a memory node has registered that takes over from m. The state tells, whoever
@@ -496,16 +494,15 @@ func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb
 	if q.Cancel {
 		c.To = dirpb.Rebalancing_REBALANCING_CANCELLED
 	}
-	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	if err := n.ask(l, func(x *lead.Leader, s *fsm.State, now time.Duration) error {
 		w := s.NamespaceNamed(q.Namespace)
 		if w == nil {
-			err = fmt.Errorf("namespace %.64q does not exist: %w", q.Namespace, fsm.ErrNotFound)
-			return
+			return fmt.Errorf("namespace %.64q does not exist: %w", q.Namespace, fsm.ErrNotFound)
 		}
 		c.NamespaceId, reply.Steps = w.Id, x.Rebalance(s, w.Id, now)
-	})
-	if err != nil {
-		return nil, refusal(err)
+		return nil
+	}); err != nil {
+		return nil, err
 	}
 	if !q.DryRun && (q.Cancel || len(reply.Steps) > 0) {
 		_, err = n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: c}}, actRebalance,

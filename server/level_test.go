@@ -60,7 +60,7 @@ func TestLaterCommandStops(t *testing.T) {
 		}
 		<-x.Done()
 		if err := x.Err(); !errors.Is(err, fsm.ErrLevel) || !strings.Contains(err.Error(), "of the log") ||
-			!strings.Contains(err.Error(), "knows levels up to 3") {
+			!strings.Contains(err.Error(), "knows levels up to 4") {
 			t.Errorf("start %d: it stopped because of %v", i, err)
 		}
 		x.machine.view(func(s *fsm.State) {
@@ -98,7 +98,7 @@ func TestLevelOfNew(t *testing.T) {
 	}
 	_, err := dial(t, n).JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1",
 		GrpcAddr: "127.0.0.1:2", Level: fsm.Level - 1, Version: "0.9"})
-	if want := `directory node "d2" runs kvd "0.9", which knows levels up to 2, and the directory is at level 3: start kvd devel there, or later`; err == nil || !strings.Contains(err.Error(), want) {
+	if want := `directory node "d2" runs kvd "0.9", which knows levels up to 3, and the directory is at level 4: start kvd devel there, or later`; err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("error %v, want %q", err, want)
 	}
 }

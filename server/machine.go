@@ -217,8 +217,14 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	m.wakeLocked(was)
 	m.mu.Unlock()
 	for _, x := range lost {
-		m.log.Warn("directory: data lost: a placement group lost its last copy", "namespace", x.Namespace, "pg", x.PG,
-			"node", x.Node, "held_bytes", x.HeldBytes, "accept", "kvctl namespace accept-loss "+x.Namespace)
+		what := []any{"pg", x.PG, "node", x.Node, "held_bytes", x.HeldBytes}
+		text := "directory: data lost: a placement group lost its last copy"
+		if x.Volume != 0 {
+			text = "directory: data lost: a tier node was given up"
+			what = []any{"volume", x.Volume, "tier_node", x.Node}
+		}
+		m.log.Warn(text, append([]any{"namespace", x.Namespace, "accept", "kvctl namespace accept-loss " + x.Namespace},
+			what...)...)
 	}
 	for _, e := range entries {
 		logAudit(m.log, e)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
 )
 
 const (
@@ -39,13 +41,35 @@ var errorCodes = []struct {
 	{fsm.ErrUnavailable, codes.Unavailable},
 }
 
+// change carries out, as the leader, the one command that a call asks for: what make gives, which sees the state and
+// may refuse. A refusal of make's is no entry of the log.
+func (n *Node) change(ctx context.Context, make func(*fsm.State) (*fsmpb.Command, error)) (fsm.Result, error) {
+	l, err := n.leader()
+	if err != nil {
+		return fsm.Result{}, err
+	}
+	var c *fsmpb.Command
+	if n.machine.view(func(s *fsm.State) { c, err = make(s) }); err != nil {
+		return fsm.Result{}, refusal(err)
+	}
+	return n.do(ctx, l, c)
+}
+
+// asked is change for a command that the state has no say in before.
+func (n *Node) asked(ctx context.Context, c *fsmpb.Command) (fsm.Result, error) {
+	return n.change(ctx, func(*fsm.State) (*fsmpb.Command, error) { return c, nil })
+}
+
+// ask has the leader look at what it knows and at the state, which may be a refusal.
+func (n *Node) ask(l *leadership, look func(x *lead.Leader, s *fsm.State, now time.Duration) error) (err error) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { err = look(x, s, now) })
+	return refusal(err)
+}
+
 // do proposes c and turns a refusal into a status.
 func (n *Node) do(ctx context.Context, l *leadership, c *fsmpb.Command) (fsm.Result, error) {
 	res, err := n.propose(ctx, l, c)
-	if err != nil || res.Err == nil {
-		return res, err
-	}
-	return res, refusal(res.Err)
+	return res, cmp.Or(err, refusal(res.Err))
 }
 
 // nothingDone is the status of a call that is unavailable now and took no effect.
@@ -57,8 +81,11 @@ func nothingDone(text string) error {
 	return s.Err()
 }
 
-// refusal is the status of an error of package fsm's kinds, which changed nothing.
+// refusal is the status of an error of package fsm's kinds, which changed nothing. It leaves a status as it is.
 func refusal(err error) error {
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
 	for _, e := range errorCodes {
 		if errors.Is(err, e.err) {
 			if e.code == codes.Unavailable {

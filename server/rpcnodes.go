@@ -24,14 +24,12 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if err := fsm.CheckRegistration(q); err != nil {
-		return nil, refusal(err)
-	}
 	caller := rights.Caller(ctx).String()
-	// The state machine refuses it as well, but that of an earlier version does not.
-	n.machine.view(func(s *fsm.State) { err = s.CheckNodeOwner(q.Name, caller) })
-	if err != nil {
-		return nil, refusal(err)
+	if err := n.ask(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) error {
+		// The state machine refuses another owner as well, but that of an earlier version does not.
+		return cmp.Or(fsm.CheckRegistration(q), s.CheckNodeOwner(q.Name, caller))
+	}); err != nil {
+		return nil, err
 	}
 	known, _ := n.nodeNamed(q.Name)
 	if err := n.vouch(l, label(q.Name), known, q.Position); err != nil {
@@ -272,12 +270,6 @@ func (n *Node) awaitIdle(ctx context.Context, l *leadership, node uint32) bool {
 
 // PublishRegion makes a region's keys part of the map.
 func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest) (*dirpb.PublishRegionReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: q}}); err != nil {
-		return nil, err
-	}
-	return &dirpb.PublishRegionReply{}, nil
+	_, err := n.asked(ctx, &fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: q}})
+	return &dirpb.PublishRegionReply{}, err
 }

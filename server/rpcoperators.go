@@ -19,19 +19,6 @@ import (
 // there are too few memory nodes it is unavailable, as more may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply,
 	error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	// Not by the state machine, which would refuse what earlier versions have committed.
-	n.machine.view(func(s *fsm.State) {
-		if s.NamespaceNamed(q.Name) == nil {
-			err = s.CheckDomains(q.Name, q.Replicas)
-		}
-	})
-	if err != nil {
-		return nil, refusal(err)
-	}
 	if q.Owner == "" {
 		q.Owner = rights.Caller(ctx).String()
 	}
@@ -47,21 +34,20 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	if q.MaxPinnedPercent != 0 {
 		details = append(details, "max-pinned-percent", q.MaxPinnedPercent)
 	}
-	res, err := n.do(ctx, l, audited(ctx, createNamespace(q), actCreateNamespace, q.Name, details...))
-	if err != nil {
-		return nil, err
-	}
-	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, nil
+	res, err := n.change(ctx, func(s *fsm.State) (_ *fsmpb.Command, err error) {
+		// Not by the state machine, which would refuse what earlier versions have committed.
+		if s.NamespaceNamed(q.Name) == nil {
+			err = s.CheckDomains(q.Name, q.Replicas)
+		}
+		return audited(ctx, createNamespace(q), actCreateNamespace, q.Name, details...), err
+	})
+	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, err
 }
 
 // SetNamespace changes a namespace's limit, number of copies, owner and quotas. The reply does not wait for
 // copies that are made, or given up, from then on. Nor does it wait for sessions of the former owner that are
 // fenced.
 func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
 	details := []any{"replicas", q.Replicas}
 	switch {
 	case q.KeepLimit:
@@ -80,23 +66,16 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 		details = append(details, "max-pinned-percent", *q.MaxPinnedPercent)
 	}
 	details = append(append(details, "owner", q.Owner), quotaDetails(q.Quota)...)
-	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}},
+	res, err := n.asked(ctx, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}},
 		actSetNamespace, q.Name, details...))
-	if err != nil {
-		return nil, err
-	}
-	return &dirpb.SetNamespaceReply{Namespace: res.Namespace}, nil
+	return &dirpb.SetNamespaceReply{Namespace: res.Namespace}, err
 }
 
 // DeleteNamespace takes a namespace away with all its keys. The reply does not wait for
 // the sessions that are fenced. The namespace goes with the last of them.
 func (n *Node) DeleteNamespace(ctx context.Context, q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteNamespaceReply,
 	error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: q}},
+	res, err := n.asked(ctx, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: q}},
 		actDeleteNamespace, q.Name,
 		"id", q.Id, "end-sessions", q.EndSessions))
 	if err != nil {
@@ -111,11 +90,7 @@ func (n *Node) DeleteNamespace(ctx context.Context, q *dirpb.DeleteNamespaceRequ
 
 // AcceptLoss notes that an operator knows what a namespace lost. It may be repeated.
 func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dirpb.AcceptLossReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: q}}, actAcceptLoss,
+	res, err := n.asked(ctx, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: q}}, actAcceptLoss,
 		q.Name, "times", q.Lost))
 	if err != nil {
 		return nil, err
@@ -176,6 +151,10 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.Epoch, reply.MinEpoch = x.Epochs()
 			reply.Ahead = x.Ahead()
 			showNodes(reply.Map.Nodes, x, s, uptime)
+			for _, v := range reply.Map.Volumes { // which are this reply's alone
+				used, silent := x.VolumeStats(v.Id, uptime)
+				v.UsedBytes, v.SilentMillis = used, uint64(silent.Milliseconds())
+			}
 			reply.NodeStats = x.Stats()
 			reply.Gateways = l.meeting.show(s)
 			reply.Jobs = x.Jobs(s, uptime)

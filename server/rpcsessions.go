@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -44,11 +46,16 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly,
 		Background: q.Background,
 		Identity:   caller.Identity, Groups: caller.Groups, Everywhere: caller.Everywhere,
+		KnowsStubs: q.KnowsStubs,
 	}
 	// The state machine refuses it as well; who may not come in waits for nothing, and makes no entry in the log.
-	n.machine.view(func(s *fsm.State) { err = s.CheckOpen(c) })
-	if err != nil {
-		return nil, refusal(err)
+	if err := n.ask(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) error {
+		if rights.Caller(ctx).Role == identity.Tier {
+			c.Everywhere = serves(s, w, caller.Identity)
+		}
+		return s.CheckOpen(c)
+	}); err != nil {
+		return nil, err
 	}
 	if err := n.awaitActive(ctx, w); err != nil {
 		return nil, err
@@ -303,13 +310,13 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 	var reply *dirpb.GrantExtentReply
 	for again := true; again; {
 		// Most that find nothing, of which there may be many, need no entry in the log.
-		n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
+		if err := n.ask(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) (err error) {
 			_, c.MinEpoch = x.Epochs()
 			c.PlaceUnits = q.PlaceUnits
 			reply, err = s.FitGrant(c)
-		})
-		if err != nil {
-			return nil, refusal(err)
+			return err
+		}); err != nil {
+			return nil, err
 		}
 		if len(reply.Runs) == 0 {
 			break

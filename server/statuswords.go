@@ -29,19 +29,9 @@ func (n *Node) takeStatus(ctx context.Context, l *leadership, q *dirpb.RenewRequ
 
 // GrantStatus gives a session a block of status words, or tells it of the one that it was given and does not know of.
 func (n *Node) GrantStatus(ctx context.Context, q *dirpb.GrantStatusRequest) (*dirpb.GrantStatusReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
 	c := &fsmpb.GrantStatus{SessionId: q.SessionId, PgId: q.PgId, Held: q.Held}
-	// A refusal makes no entry in the log.
-	n.machine.view(func(s *fsm.State) { err = s.CanGrantStatus(c) })
-	if err != nil {
-		return nil, refusal(err)
-	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: c}})
-	if err != nil {
-		return nil, err
-	}
-	return res.Status, nil
+	res, err := n.change(ctx, func(s *fsm.State) (*fsmpb.Command, error) {
+		return &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: c}}, s.CanGrantStatus(c)
+	})
+	return res.Status, err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
 )
 
 // callerOf is who calls, as namespaces know it; background says that it is for a session of that kind, for which
@@ -25,15 +27,16 @@ func callerOf(ctx context.Context, background bool) fsm.Caller {
 	case 0, identity.Operator:
 		c.Everywhere = true
 	case identity.MemNode, identity.Janitor:
-		c.Everywhere = background
+		c.Everywhere = background // a tier node uses the namespaces that name it; see OpenSession
 	}
 	return c
 }
 
-// checkBackground refuses memory nodes and janitors sessions that are not background ones: they are nobody's tenants.
+// checkBackground refuses memory nodes, tier nodes and janitors sessions that are not background ones: they are
+// nobody's tenants.
 func checkBackground(ctx context.Context, background bool) error {
 	i := rights.Caller(ctx)
-	if (i.Role == identity.MemNode || i.Role == identity.Janitor) && !background {
+	if identity.RolesOf(identity.MemNode, identity.Tier, identity.Janitor).Has(i.Role) && !background {
 		return status.Errorf(codes.PermissionDenied, "%s has the role %v, which is for background sessions alone", i,
 			i.Role)
 	}
@@ -57,7 +60,7 @@ func (n *Node) WhoAmI(ctx context.Context, _ *dirpb.WhoAmIRequest) (*dirpb.WhoAm
 	n.machine.view(func(s *fsm.State) {
 		for _, w := range s.Map(nil).Namespaces {
 			right := fsm.RightOf(w, callerOf(ctx, worker))
-			if worker {
+			if worker || i.Role == identity.Tier && serves(s, w, reply.Identity) {
 				right = dirpb.Right_RIGHT_WRITE
 			}
 			if right != dirpb.Right_RIGHT_UNSPECIFIED && !w.Deleting {
@@ -83,22 +86,17 @@ func administered(ctx context.Context, s *fsm.State, name string) (*dirpb.Namesp
 
 // ShowNamespace tells those who administer a namespace who else may use it, its quotas, and what it has taken of them.
 func (n *Node) ShowNamespace(ctx context.Context, q *dirpb.ShowNamespaceRequest) (*dirpb.ShowNamespaceReply, error) {
-	if _, err := n.leader(); err != nil {
+	l, err := n.leader()
+	if err != nil {
 		return nil, err
 	}
 	reply := &dirpb.ShowNamespaceReply{}
-	var err error
-	n.machine.view(func(s *fsm.State) {
-		if reply.Namespace, err = administered(ctx, s, q.Name); err != nil {
-			return
-		}
-		id := reply.Namespace.Id
+	return reply, n.ask(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) (err error) {
+		reply.Namespace, err = administered(ctx, s, q.Name)
+		id := reply.Namespace.GetId()
 		reply.GrantedBytes, reply.IndexBytes, reply.Sessions = s.GrantedBytes(id), s.IndexBytes(id), s.SessionsOf(id)
+		return err
 	})
-	if err != nil {
-		return nil, refusal(err)
-	}
-	return reply, nil
 }
 
 // GrantAccess gives somebody a right in a namespace in the place of the one that he has. The reply does not wait for
@@ -126,32 +124,22 @@ func (n *Node) RevokeAccess(ctx context.Context, q *dirpb.RevokeAccessRequest) (
 
 // setAccess changes an access list. A refusal makes no entry in the log.
 func (n *Node) setAccess(ctx context.Context, name string, a *dirpb.Access) (*dirpb.Namespace, uint32, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, 0, err
-	}
 	caller := callerOf(ctx, false)
 	c := &fsmpb.SetAccess{Access: a, Identity: caller.Identity, Groups: caller.Groups, Everywhere: caller.Everywhere}
-	n.machine.view(func(s *fsm.State) {
-		var w *dirpb.Namespace
-		if w, err = administered(ctx, s, name); err == nil {
-			c.NamespaceId = w.Id
-			err = s.CheckAccess(c)
-		}
-	})
-	if err != nil {
-		return nil, 0, refusal(err)
-	}
 	action, details := actRevokeAccess, []any{"who", a.GetWho()}
 	if a.GetRight() != dirpb.Right_RIGHT_UNSPECIFIED {
 		action, details = actGrantAccess, append(details, "right", enumText(a.Right, "RIGHT_"))
 	}
-	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: c}}, action, name,
-		details...))
-	if err != nil {
-		return nil, 0, err
-	}
-	return res.Namespace, res.Fencing, nil
+	res, err := n.change(ctx, func(s *fsm.State) (*fsmpb.Command, error) {
+		w, err := administered(ctx, s, name)
+		if err != nil {
+			return nil, err
+		}
+		c.NamespaceId = w.Id
+		return audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: c}}, action, name, details...),
+			s.CheckAccess(c)
+	})
+	return res.Namespace, res.Fencing, err
 }
 
 // quotaDetails are the details of an audit entry about quotas; nil: they stay as they are.

@@ -104,7 +104,7 @@ func newRoot(a *app) *cobra.Command {
 		return usageError{fmt.Errorf("%w%s (see %s --help)", err, nearFlags(cmd, err), cmd.CommandPath())}
 	})
 	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole(), a.brokerRole(),
-		a.archiveRole()}
+		a.archiveRole(), a.tierRole()}
 	for _, r := range roles {
 		c := a.roleCommand(r)
 		if r.name == "directory" {
@@ -182,6 +182,7 @@ func nearFlags(cmd *cobra.Command, err error) string {
 // role is a command that serves until it is stopped.
 type role struct {
 	name, short, long, example string
+	hidden                     bool // from help: nothing uses it yet
 	// takesCommand: a command may follow behind --.
 	takesCommand bool
 	// defaults makes the settings and what runs with them.
@@ -190,7 +191,8 @@ type role struct {
 
 func (a *app) roleCommand(r role) *cobra.Command {
 	s, serve := r.defaults()
-	cmd := &cobra.Command{Use: r.name, Short: r.short, Long: r.long, Example: r.example, Args: usageArgs(cobra.NoArgs)}
+	cmd := &cobra.Command{Use: r.name, Short: r.short, Long: r.long, Example: r.example, Args: usageArgs(cobra.NoArgs),
+		Hidden: r.hidden}
 	if r.takesCommand {
 		cmd.Use += " [flags] [-- COMMAND [ARG]...]"
 		cmd.DisableFlagsInUseLine = true
@@ -222,7 +224,7 @@ func (a *app) roleCommand(r role) *cobra.Command {
 func (a *app) misspeltFor(s config.Settings) map[string]string {
 	return config.Misspelt(os.Environ(), s, config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(),
 		config.DefaultJanitor(), config.DefaultGateway(), config.DefaultBrokerNode(), config.DefaultArchive(),
-		config.DefaultHealth())
+		config.DefaultTier(), config.DefaultHealth())
 }
 
 // commandBehindDash refuses arguments that are not a command behind --.

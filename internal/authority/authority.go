@@ -43,7 +43,7 @@ type role struct {
 }
 
 var roles = []role{
-	{"directory", hostsNeeded}, {"memnode", hostsNeeded}, {"gateway", hostsNeeded},
+	{"directory", hostsNeeded}, {"memnode", hostsNeeded}, {"tier", hostsNeeded}, {"gateway", hostsNeeded},
 	{"janitor", hostsAllowed}, {"archive", hostsAllowed}, {"operator", hostsAllowed},
 	{"client", hostsNever},
 }

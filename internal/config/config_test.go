@@ -40,7 +40,7 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 func defaults() map[string]Settings {
 	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(),
 		"janitor": DefaultJanitor(), "gateway": DefaultGateway(), "broker": DefaultBrokerNode(),
-		"archive": DefaultArchive(), "health": DefaultHealth()}
+		"archive": DefaultArchive(), "tier": DefaultTier(), "health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -267,6 +267,21 @@ func TestRefusals(t *testing.T) {
 				"rate is 1000000TiB (from --rate): want at most",
 				"keep-last is -1 (from --keep-last): want 0 to",
 				"keep-daily is 1000001 (from --keep-daily): want 0 to",
+				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
+			},
+		},
+		{
+			name: "tier", s: DefaultTier(),
+			args: []string{"--directory=192.0.2.1:7400", "--size=255MiB", "--listen-tcp=0.0.0.0:0",
+				"--max-connections=0", "--http-listen=192.0.2.1:80"},
+			want: []string{
+				"name is missing",
+				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				"folder is missing",
+				"size is 255MiB (from --size): want 256MiB to",
+				`listen-tcp is "0.0.0.0:0" (from --listen-tcp): others can reach it`,
+				`listen-tcp is "0.0.0.0:0" (from --listen-tcp): set advertise-tcp`,
+				"max-connections is 0 (from --max-connections): want 1 to",
 				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
 			},
 		},

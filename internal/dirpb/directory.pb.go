@@ -26,6 +26,56 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type VolumeState int32
+
+const (
+	VolumeState_VOLUME_STATE_UNSPECIFIED VolumeState = 0
+	VolumeState_VOLUME_UP                VolumeState = 1
+	// It was silent for so long that caches take what it holds for lost, until it is heard again. Stores wait for it.
+	VolumeState_VOLUME_SILENT VolumeState = 2
+)
+
+// Enum value maps for VolumeState.
+var (
+	VolumeState_name = map[int32]string{
+		0: "VOLUME_STATE_UNSPECIFIED",
+		1: "VOLUME_UP",
+		2: "VOLUME_SILENT",
+	}
+	VolumeState_value = map[string]int32{
+		"VOLUME_STATE_UNSPECIFIED": 0,
+		"VOLUME_UP":                1,
+		"VOLUME_SILENT":            2,
+	}
+)
+
+func (x VolumeState) Enum() *VolumeState {
+	p := new(VolumeState)
+	*p = x
+	return p
+}
+
+func (x VolumeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (VolumeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_directory_proto_enumTypes[0].Descriptor()
+}
+
+func (VolumeState) Type() protoreflect.EnumType {
+	return &file_directory_proto_enumTypes[0]
+}
+
+func (x VolumeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use VolumeState.Descriptor instead.
+func (VolumeState) EnumDescriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{0}
+}
+
 type NodeState int32
 
 const (
@@ -59,11 +109,11 @@ func (x NodeState) String() string {
 }
 
 func (NodeState) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[0].Descriptor()
+	return file_directory_proto_enumTypes[1].Descriptor()
 }
 
 func (NodeState) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[0]
+	return &file_directory_proto_enumTypes[1]
 }
 
 func (x NodeState) Number() protoreflect.EnumNumber {
@@ -72,7 +122,7 @@ func (x NodeState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeState.Descriptor instead.
 func (NodeState) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{0}
+	return file_directory_proto_rawDescGZIP(), []int{1}
 }
 
 // AtomicsBy says who executes the atomics that come in by an endpoint. All
@@ -117,11 +167,11 @@ func (x AtomicsBy) String() string {
 }
 
 func (AtomicsBy) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[1].Descriptor()
+	return file_directory_proto_enumTypes[2].Descriptor()
 }
 
 func (AtomicsBy) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[1]
+	return &file_directory_proto_enumTypes[2]
 }
 
 func (x AtomicsBy) Number() protoreflect.EnumNumber {
@@ -130,7 +180,7 @@ func (x AtomicsBy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AtomicsBy.Descriptor instead.
 func (AtomicsBy) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{1}
+	return file_directory_proto_rawDescGZIP(), []int{2}
 }
 
 type NamespaceMode int32
@@ -166,11 +216,11 @@ func (x NamespaceMode) String() string {
 }
 
 func (NamespaceMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[2].Descriptor()
+	return file_directory_proto_enumTypes[3].Descriptor()
 }
 
 func (NamespaceMode) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[2]
+	return &file_directory_proto_enumTypes[3]
 }
 
 func (x NamespaceMode) Number() protoreflect.EnumNumber {
@@ -179,7 +229,7 @@ func (x NamespaceMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NamespaceMode.Descriptor instead.
 func (NamespaceMode) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{2}
+	return file_directory_proto_rawDescGZIP(), []int{3}
 }
 
 // Rebalancing is how far a namespace is rebalanced.
@@ -220,11 +270,11 @@ func (x Rebalancing) String() string {
 }
 
 func (Rebalancing) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[3].Descriptor()
+	return file_directory_proto_enumTypes[4].Descriptor()
 }
 
 func (Rebalancing) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[3]
+	return &file_directory_proto_enumTypes[4]
 }
 
 func (x Rebalancing) Number() protoreflect.EnumNumber {
@@ -233,7 +283,7 @@ func (x Rebalancing) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Rebalancing.Descriptor instead.
 func (Rebalancing) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{4}
 }
 
 // Right is what a namespace lets somebody do. Each holds those before it.
@@ -273,11 +323,11 @@ func (x Right) String() string {
 }
 
 func (Right) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[4].Descriptor()
+	return file_directory_proto_enumTypes[5].Descriptor()
 }
 
 func (Right) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[4]
+	return &file_directory_proto_enumTypes[5]
 }
 
 func (x Right) Number() protoreflect.EnumNumber {
@@ -286,7 +336,7 @@ func (x Right) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Right.Descriptor instead.
 func (Right) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{4}
+	return file_directory_proto_rawDescGZIP(), []int{5}
 }
 
 type PGState int32
@@ -328,11 +378,11 @@ func (x PGState) String() string {
 }
 
 func (PGState) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[5].Descriptor()
+	return file_directory_proto_enumTypes[6].Descriptor()
 }
 
 func (PGState) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[5]
+	return &file_directory_proto_enumTypes[6]
 }
 
 func (x PGState) Number() protoreflect.EnumNumber {
@@ -341,7 +391,7 @@ func (x PGState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PGState.Descriptor instead.
 func (PGState) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{5}
+	return file_directory_proto_rawDescGZIP(), []int{6}
 }
 
 type JobKind int32
@@ -395,11 +445,11 @@ func (x JobKind) String() string {
 }
 
 func (JobKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[6].Descriptor()
+	return file_directory_proto_enumTypes[7].Descriptor()
 }
 
 func (JobKind) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[6]
+	return &file_directory_proto_enumTypes[7]
 }
 
 func (x JobKind) Number() protoreflect.EnumNumber {
@@ -408,7 +458,7 @@ func (x JobKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use JobKind.Descriptor instead.
 func (JobKind) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{6}
+	return file_directory_proto_rawDescGZIP(), []int{7}
 }
 
 type SessionLife int32
@@ -447,11 +497,11 @@ func (x SessionLife) String() string {
 }
 
 func (SessionLife) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[7].Descriptor()
+	return file_directory_proto_enumTypes[8].Descriptor()
 }
 
 func (SessionLife) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[7]
+	return &file_directory_proto_enumTypes[8]
 }
 
 func (x SessionLife) Number() protoreflect.EnumNumber {
@@ -460,7 +510,7 @@ func (x SessionLife) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionLife.Descriptor instead.
 func (SessionLife) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{7}
+	return file_directory_proto_rawDescGZIP(), []int{8}
 }
 
 // NotLeader is the status detail of a call that only the leader answers.
@@ -557,7 +607,12 @@ type Map struct {
 	Shards     []*Shard               `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
 	// Not a map, though it has a version: somebody waits for what the session that watches
 	// reports, so it is to renew its lease now. Only a session that RenewReply lets be quiet is called.
-	Renew         *bool `protobuf:"varint,7,opt,name=renew,proto3,oneof" json:"renew,omitempty"`
+	Renew *bool `protobuf:"varint,7,opt,name=renew,proto3,oneof" json:"renew,omitempty"`
+	// Folders of tier nodes. To a session those of its namespace's tier, with rkeys.
+	Volumes []*Volume `protobuf:"bytes,240,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Last id of a volume that was given out. One that is not greater, and is not among volumes, was given up: what
+	// it held is lost.
+	LastVolume    uint32 `protobuf:"varint,241,opt,name=last_volume,json=lastVolume,proto3" json:"last_volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -641,6 +696,317 @@ func (x *Map) GetRenew() bool {
 	return false
 }
 
+func (x *Map) GetVolumes() []*Volume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *Map) GetLastVolume() uint32 {
+	if x != nil {
+		return x.LastVolume
+	}
+	return 0
+}
+
+// Volume is the life of a tier node's folder.
+type Volume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`                      // never given out again
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                   // of the tier node, which namespaces name
+	Folder        uint64                 `protobuf:"fixed64,3,opt,name=folder,proto3" json:"folder,omitempty"`             // drawn when the folder was made; never 0
+	Boot          uint64                 `protobuf:"varint,4,opt,name=boot,proto3" json:"boot,omitempty"`                  // of the process that has it: of two boots of a folder the greater is the later
+	Process       uint64                 `protobuf:"fixed64,5,opt,name=process,proto3" json:"process,omitempty"`           // drawn by that process; never 0
+	HostId        string                 `protobuf:"bytes,6,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"` // as in Node
+	Domain        string                 `protobuf:"bytes,7,opt,name=domain,proto3" json:"domain,omitempty"`               // failure domain label
+	Identity      string                 `protobuf:"bytes,8,opt,name=identity,proto3" json:"identity,omitempty"`           // as in Node
+	Version       string                 `protobuf:"bytes,9,opt,name=version,proto3" json:"version,omitempty"`             // of its program
+	Endpoints     []*Endpoint            `protobuf:"bytes,10,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	CapacityBytes uint64                 `protobuf:"varint,11,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"` // that its files may take
+	State         VolumeState            `protobuf:"varint,12,opt,name=state,proto3,enum=kvd.directory.v1.VolumeState" json:"state,omitempty"`
+	Regions       []*VolumeRegion        `protobuf:"bytes,13,rep,name=regions,proto3" json:"regions,omitempty"` // by namespace
+	// Status alone, and the leader's.
+	UsedBytes     uint64 `protobuf:"varint,14,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	SilentMillis  uint64 `protobuf:"varint,15,opt,name=silent_millis,json=silentMillis,proto3" json:"silent_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Volume) Reset() {
+	*x = Volume{}
+	mi := &file_directory_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Volume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Volume) ProtoMessage() {}
+
+func (x *Volume) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Volume.ProtoReflect.Descriptor instead.
+func (*Volume) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Volume) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Volume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Volume) GetFolder() uint64 {
+	if x != nil {
+		return x.Folder
+	}
+	return 0
+}
+
+func (x *Volume) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *Volume) GetProcess() uint64 {
+	if x != nil {
+		return x.Process
+	}
+	return 0
+}
+
+func (x *Volume) GetHostId() string {
+	if x != nil {
+		return x.HostId
+	}
+	return ""
+}
+
+func (x *Volume) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Volume) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *Volume) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Volume) GetEndpoints() []*Endpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *Volume) GetCapacityBytes() uint64 {
+	if x != nil {
+		return x.CapacityBytes
+	}
+	return 0
+}
+
+func (x *Volume) GetState() VolumeState {
+	if x != nil {
+		return x.State
+	}
+	return VolumeState_VOLUME_STATE_UNSPECIFIED
+}
+
+func (x *Volume) GetRegions() []*VolumeRegion {
+	if x != nil {
+		return x.Regions
+	}
+	return nil
+}
+
+func (x *Volume) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Volume) GetSilentMillis() uint64 {
+	if x != nil {
+		return x.SilentMillis
+	}
+	return 0
+}
+
+// VolumeRegion is what a volume holds of one namespace, which can be READ.
+type VolumeRegion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	Rkey          uint64                 `protobuf:"fixed64,2,opt,name=rkey,proto3" json:"rkey,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // addresses begin with 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeRegion) Reset() {
+	*x = VolumeRegion{}
+	mi := &file_directory_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeRegion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeRegion) ProtoMessage() {}
+
+func (x *VolumeRegion) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeRegion.ProtoReflect.Descriptor instead.
+func (*VolumeRegion) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *VolumeRegion) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *VolumeRegion) GetRkey() uint64 {
+	if x != nil {
+		return x.Rkey
+	}
+	return 0
+}
+
+func (x *VolumeRegion) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// Tier says where values of a namespace go that memory has no room for. The state has what was left at 0 filled in, but for what
+// has no bound.
+type Tier struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`                           // tier nodes by name, ascending
+	Copies        uint32                 `protobuf:"varint,2,opt,name=copies,proto3" json:"copies,omitempty"`                        // of each value; 0: 1 in a cache, as many as there are replicas in a store
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                          // that its files may take on all tier nodes together; 0: what there is
+	MinBytes      uint64                 `protobuf:"varint,4,opt,name=min_bytes,json=minBytes,proto3" json:"min_bytes,omitempty"`    // shorter values stay in memory; 0: 1 KiB
+	WriteRate     uint64                 `protobuf:"varint,5,opt,name=write_rate,json=writeRate,proto3" json:"write_rate,omitempty"` // bytes a second that each tier node writes at most; 0: as fast as it can
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tier) Reset() {
+	*x = Tier{}
+	mi := &file_directory_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tier) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tier) ProtoMessage() {}
+
+func (x *Tier) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tier.ProtoReflect.Descriptor instead.
+func (*Tier) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Tier) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *Tier) GetCopies() uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+func (x *Tier) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Tier) GetMinBytes() uint64 {
+	if x != nil {
+		return x.MinBytes
+	}
+	return 0
+}
+
+func (x *Tier) GetWriteRate() uint64 {
+	if x != nil {
+		return x.WriteRate
+	}
+	return 0
+}
+
 type Node struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -690,7 +1056,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_directory_proto_msgTypes[3]
+	mi := &file_directory_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +1068,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[3]
+	mi := &file_directory_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +1081,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Node) GetId() uint32 {
@@ -898,7 +1264,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_directory_proto_msgTypes[4]
+	mi := &file_directory_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1276,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[4]
+	mi := &file_directory_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1289,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{4}
+	return file_directory_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Endpoint) GetProvider() string {
@@ -982,13 +1348,14 @@ type Namespace struct {
 	ChunkPayload uint32 `protobuf:"varint,183,opt,name=chunk_payload,json=chunkPayload,proto3" json:"chunk_payload,omitempty"`
 	// How much of what its sessions hold may be pinned, percent. 0: no session may pin a key.
 	MaxPinnedPercent uint32 `protobuf:"varint,184,opt,name=max_pinned_percent,json=maxPinnedPercent,proto3" json:"max_pinned_percent,omitempty"`
+	Tier             *Tier  `protobuf:"bytes,240,opt,name=tier,proto3" json:"tier,omitempty"` // absent: all values are in memory
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_directory_proto_msgTypes[5]
+	mi := &file_directory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1367,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[5]
+	mi := &file_directory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1380,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{5}
+	return file_directory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Namespace) GetId() uint32 {
@@ -1156,6 +1523,13 @@ func (x *Namespace) GetMaxPinnedPercent() uint32 {
 	return 0
 }
 
+func (x *Namespace) GetTier() *Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return nil
+}
+
 // Access gives an identity or a group a right in a namespace.
 type Access struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1167,7 +1541,7 @@ type Access struct {
 
 func (x *Access) Reset() {
 	*x = Access{}
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1553,7 @@ func (x *Access) String() string {
 func (*Access) ProtoMessage() {}
 
 func (x *Access) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1192,7 +1566,7 @@ func (x *Access) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Access.ProtoReflect.Descriptor instead.
 func (*Access) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{6}
+	return file_directory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Access) GetWho() string {
@@ -1222,7 +1596,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1608,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1621,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{7}
+	return file_directory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Quota) GetSessions() uint32 {
@@ -1290,13 +1664,14 @@ type Loss struct {
 	UnixMillis    int64  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`                             // the memory node that had the last copy
 	HeldBytes     uint64 `protobuf:"varint,5,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"` // granted to sessions, so at least what records took; the sum of all times
+	VolumeId      uint32 `protobuf:"varint,240,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`  // that was given up; pg_id is 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Loss) Reset() {
 	*x = Loss{}
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1683,7 @@ func (x *Loss) String() string {
 func (*Loss) ProtoMessage() {}
 
 func (x *Loss) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1696,7 @@ func (x *Loss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loss.ProtoReflect.Descriptor instead.
 func (*Loss) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{8}
+	return file_directory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Loss) GetPgId() uint32 {
@@ -1366,6 +1741,13 @@ func (x *Loss) GetHeldBytes() uint64 {
 	return 0
 }
 
+func (x *Loss) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
+}
+
 // PlacementGroup lists its replicas from head (first) to tail (last).
 type PlacementGroup struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -1401,7 +1783,7 @@ type PlacementGroup struct {
 
 func (x *PlacementGroup) Reset() {
 	*x = PlacementGroup{}
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1795,7 @@ func (x *PlacementGroup) String() string {
 func (*PlacementGroup) ProtoMessage() {}
 
 func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1808,7 @@ func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementGroup.ProtoReflect.Descriptor instead.
 func (*PlacementGroup) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{9}
+	return file_directory_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PlacementGroup) GetId() uint32 {
@@ -1545,7 +1927,7 @@ type StatusArray struct {
 
 func (x *StatusArray) Reset() {
 	*x = StatusArray{}
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1939,7 @@ func (x *StatusArray) String() string {
 func (*StatusArray) ProtoMessage() {}
 
 func (x *StatusArray) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1952,7 @@ func (x *StatusArray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusArray.ProtoReflect.Descriptor instead.
 func (*StatusArray) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{10}
+	return file_directory_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StatusArray) GetOffset() uint64 {
@@ -1600,7 +1982,7 @@ type StatusBlock struct {
 
 func (x *StatusBlock) Reset() {
 	*x = StatusBlock{}
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1994,7 @@ func (x *StatusBlock) String() string {
 func (*StatusBlock) ProtoMessage() {}
 
 func (x *StatusBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +2007,7 @@ func (x *StatusBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusBlock.ProtoReflect.Descriptor instead.
 func (*StatusBlock) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{11}
+	return file_directory_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StatusBlock) GetPgId() uint32 {
@@ -1669,7 +2051,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +2063,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +2076,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{12}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Member) GetNodeId() uint32 {
@@ -1760,7 +2142,7 @@ type Retained struct {
 
 func (x *Retained) Reset() {
 	*x = Retained{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +2154,7 @@ func (x *Retained) String() string {
 func (*Retained) ProtoMessage() {}
 
 func (x *Retained) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +2167,7 @@ func (x *Retained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retained.ProtoReflect.Descriptor instead.
 func (*Retained) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Retained) GetIncarnation() uint64 {
@@ -1828,7 +2210,7 @@ type RetainedArray struct {
 
 func (x *RetainedArray) Reset() {
 	*x = RetainedArray{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +2222,7 @@ func (x *RetainedArray) String() string {
 func (*RetainedArray) ProtoMessage() {}
 
 func (x *RetainedArray) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +2235,7 @@ func (x *RetainedArray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainedArray.ProtoReflect.Descriptor instead.
 func (*RetainedArray) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RetainedArray) GetShardId() uint32 {
@@ -1891,7 +2273,7 @@ type RegionKeys struct {
 
 func (x *RegionKeys) Reset() {
 	*x = RegionKeys{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1903,7 +2285,7 @@ func (x *RegionKeys) String() string {
 func (*RegionKeys) ProtoMessage() {}
 
 func (x *RegionKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1916,7 +2298,7 @@ func (x *RegionKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionKeys.ProtoReflect.Descriptor instead.
 func (*RegionKeys) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RegionKeys) GetProvider() string {
@@ -1971,7 +2353,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2365,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2378,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -2075,7 +2457,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2469,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2482,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Move) GetChildId() uint32 {
@@ -2194,7 +2576,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2588,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2601,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Job) GetId() uint32 {
@@ -2426,7 +2808,7 @@ type JobReport struct {
 
 func (x *JobReport) Reset() {
 	*x = JobReport{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2820,7 @@ func (x *JobReport) String() string {
 func (*JobReport) ProtoMessage() {}
 
 func (x *JobReport) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2833,7 @@ func (x *JobReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
 func (*JobReport) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *JobReport) GetGroups() uint64 {
@@ -2543,7 +2925,7 @@ type UnitRuns struct {
 
 func (x *UnitRuns) Reset() {
 	*x = UnitRuns{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2937,7 @@ func (x *UnitRuns) String() string {
 func (*UnitRuns) ProtoMessage() {}
 
 func (x *UnitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2950,7 @@ func (x *UnitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
 func (*UnitRuns) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UnitRuns) GetExtent() uint32 {
@@ -2595,7 +2977,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2989,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +3002,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FindWorkRequest) GetWaitMillis() uint64 {
@@ -2639,7 +3021,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +3033,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +3046,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -2684,7 +3066,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3078,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3091,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -2735,7 +3117,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2747,7 +3129,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2760,7 +3142,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -2785,7 +3167,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +3179,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +3192,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -2871,7 +3253,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3265,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3278,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -2916,7 +3298,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3310,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3323,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -2968,7 +3350,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3362,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3375,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -3025,7 +3407,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3419,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3432,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -3111,7 +3493,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3123,7 +3505,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3136,7 +3518,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -3156,7 +3538,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3550,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3563,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -3207,7 +3589,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3601,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3614,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -3252,7 +3634,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3646,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3659,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -3302,7 +3684,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3696,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3709,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 // GiveUpNode declares a silent memory node lost, which time alone does not do if it keeps its memory and has the
@@ -3341,7 +3723,7 @@ type GiveUpNodeRequest struct {
 
 func (x *GiveUpNodeRequest) Reset() {
 	*x = GiveUpNodeRequest{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3353,7 +3735,7 @@ func (x *GiveUpNodeRequest) String() string {
 func (*GiveUpNodeRequest) ProtoMessage() {}
 
 func (x *GiveUpNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3366,7 +3748,7 @@ func (x *GiveUpNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpNodeRequest.ProtoReflect.Descriptor instead.
 func (*GiveUpNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GiveUpNodeRequest) GetNode() string {
@@ -3384,7 +3766,7 @@ type GiveUpNodeReply struct {
 
 func (x *GiveUpNodeReply) Reset() {
 	*x = GiveUpNodeReply{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3396,7 +3778,7 @@ func (x *GiveUpNodeReply) String() string {
 func (*GiveUpNodeReply) ProtoMessage() {}
 
 func (x *GiveUpNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3409,7 +3791,105 @@ func (x *GiveUpNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpNodeReply.ProtoReflect.Descriptor instead.
 func (*GiveUpNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{39}
+}
+
+// GiveUpTierRequest says that a tier node's folder is lost for good, with what it held. Nobody takes it for there again, should
+// it come back after all.
+type GiveUpTierRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	VolumeId      uint32                 `protobuf:"varint,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"` // 0: whichever the tier node has
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveUpTierRequest) Reset() {
+	*x = GiveUpTierRequest{}
+	mi := &file_directory_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveUpTierRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveUpTierRequest) ProtoMessage() {}
+
+func (x *GiveUpTierRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveUpTierRequest.ProtoReflect.Descriptor instead.
+func (*GiveUpTierRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *GiveUpTierRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GiveUpTierRequest) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
+}
+
+type GiveUpTierReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      uint32                 `protobuf:"varint,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveUpTierReply) Reset() {
+	*x = GiveUpTierReply{}
+	mi := &file_directory_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveUpTierReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveUpTierReply) ProtoMessage() {}
+
+func (x *GiveUpTierReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveUpTierReply.ProtoReflect.Descriptor instead.
+func (*GiveUpTierReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *GiveUpTierReply) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
 }
 
 // RestartNode pauses a memory node that keeps its memory and has its process replaced. The answer comes when the next one
@@ -3431,7 +3911,7 @@ type RestartNodeRequest struct {
 
 func (x *RestartNodeRequest) Reset() {
 	*x = RestartNodeRequest{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3443,7 +3923,7 @@ func (x *RestartNodeRequest) String() string {
 func (*RestartNodeRequest) ProtoMessage() {}
 
 func (x *RestartNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3456,7 +3936,7 @@ func (x *RestartNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartNodeRequest.ProtoReflect.Descriptor instead.
 func (*RestartNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestartNodeRequest) GetNode() string {
@@ -3505,7 +3985,7 @@ type RestartNodeReply struct {
 
 func (x *RestartNodeReply) Reset() {
 	*x = RestartNodeReply{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3997,7 @@ func (x *RestartNodeReply) String() string {
 func (*RestartNodeReply) ProtoMessage() {}
 
 func (x *RestartNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +4010,7 @@ func (x *RestartNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartNodeReply.ProtoReflect.Descriptor instead.
 func (*RestartNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RestartNodeReply) GetBoot() uint64 {
@@ -3565,7 +4045,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +4057,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +4070,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -3623,7 +4103,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3635,7 +4115,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3648,7 +4128,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -3668,14 +4148,16 @@ type OpenSessionRequest struct {
 	// more after it was deleted.
 	WasNamespaceId uint32 `protobuf:"varint,20,opt,name=was_namespace_id,json=wasNamespaceId,proto3" json:"was_namespace_id,omitempty"`
 	// A janitor's: it does not keep its namespace from being deleted.
-	Background    bool `protobuf:"varint,21,opt,name=background,proto3" json:"background,omitempty"`
+	Background bool `protobuf:"varint,21,opt,name=background,proto3" json:"background,omitempty"`
+	// It can read values behind stubs. Without that it opens no session in a namespace that has a tier.
+	KnowsStubs    bool `protobuf:"varint,240,opt,name=knows_stubs,json=knowsStubs,proto3" json:"knows_stubs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3687,7 +4169,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3700,7 +4182,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -3745,6 +4227,13 @@ func (x *OpenSessionRequest) GetBackground() bool {
 	return false
 }
 
+func (x *OpenSessionRequest) GetKnowsStubs() bool {
+	if x != nil {
+		return x.KnowsStubs
+	}
+	return false
+}
+
 type OpenSessionReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // never reused, never 0
@@ -3766,7 +4255,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +4267,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +4280,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -3920,7 +4409,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3932,7 +4421,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3945,7 +4434,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -4059,7 +4548,7 @@ type ClientPaths struct {
 
 func (x *ClientPaths) Reset() {
 	*x = ClientPaths{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4071,7 +4560,7 @@ func (x *ClientPaths) String() string {
 func (*ClientPaths) ProtoMessage() {}
 
 func (x *ClientPaths) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4084,7 +4573,7 @@ func (x *ClientPaths) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientPaths.ProtoReflect.Descriptor instead.
 func (*ClientPaths) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ClientPaths) GetHost() string {
@@ -4121,7 +4610,7 @@ type ClientPath struct {
 
 func (x *ClientPath) Reset() {
 	*x = ClientPath{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4133,7 +4622,7 @@ func (x *ClientPath) String() string {
 func (*ClientPath) ProtoMessage() {}
 
 func (x *ClientPath) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4146,7 +4635,7 @@ func (x *ClientPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientPath.ProtoReflect.Descriptor instead.
 func (*ClientPath) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ClientPath) GetProvider() string {
@@ -4201,7 +4690,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4702,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4715,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -4313,7 +4802,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4325,7 +4814,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4338,7 +4827,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -4387,7 +4876,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4399,7 +4888,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4412,7 +4901,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -4479,7 +4968,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4980,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4993,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -4564,7 +5053,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4576,7 +5065,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4589,7 +5078,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -4652,7 +5141,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4664,7 +5153,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4677,7 +5166,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -4723,7 +5212,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4735,7 +5224,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4748,7 +5237,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 type GrantExtentRequest struct {
@@ -4763,7 +5252,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4775,7 +5264,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4788,7 +5277,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -4838,7 +5327,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4850,7 +5339,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4863,7 +5352,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -4922,7 +5411,7 @@ type GrantStatusRequest struct {
 
 func (x *GrantStatusRequest) Reset() {
 	*x = GrantStatusRequest{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5423,7 @@ func (x *GrantStatusRequest) String() string {
 func (*GrantStatusRequest) ProtoMessage() {}
 
 func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5436,7 @@ func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GrantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GrantStatusRequest) GetSessionId() uint32 {
@@ -4982,7 +5471,7 @@ type GrantStatusReply struct {
 
 func (x *GrantStatusReply) Reset() {
 	*x = GrantStatusReply{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5483,7 @@ func (x *GrantStatusReply) String() string {
 func (*GrantStatusReply) ProtoMessage() {}
 
 func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5496,7 @@ func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusReply.ProtoReflect.Descriptor instead.
 func (*GrantStatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GrantStatusReply) GetBlock() *StatusBlock {
@@ -5033,7 +5522,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5045,7 +5534,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5058,7 +5547,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -5077,7 +5566,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5578,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5591,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -5122,7 +5611,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5134,7 +5623,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5147,7 +5636,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -5185,7 +5674,7 @@ type MeetRequest struct {
 
 func (x *MeetRequest) Reset() {
 	*x = MeetRequest{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +5686,7 @@ func (x *MeetRequest) String() string {
 func (*MeetRequest) ProtoMessage() {}
 
 func (x *MeetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +5699,7 @@ func (x *MeetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetRequest.ProtoReflect.Descriptor instead.
 func (*MeetRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MeetRequest) GetSessionIds() []uint32 {
@@ -5279,7 +5768,7 @@ type MeetReply struct {
 
 func (x *MeetReply) Reset() {
 	*x = MeetReply{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5291,7 +5780,7 @@ func (x *MeetReply) String() string {
 func (*MeetReply) ProtoMessage() {}
 
 func (x *MeetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5304,7 +5793,7 @@ func (x *MeetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetReply.ProtoReflect.Descriptor instead.
 func (*MeetReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MeetReply) GetGateways() []*PeerGateway {
@@ -5333,7 +5822,7 @@ type PeerGateway struct {
 
 func (x *PeerGateway) Reset() {
 	*x = PeerGateway{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5345,7 +5834,7 @@ func (x *PeerGateway) String() string {
 func (*PeerGateway) ProtoMessage() {}
 
 func (x *PeerGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5358,7 +5847,7 @@ func (x *PeerGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerGateway.ProtoReflect.Descriptor instead.
 func (*PeerGateway) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PeerGateway) GetId() []byte {
@@ -5400,7 +5889,7 @@ type PagesRequest struct {
 
 func (x *PagesRequest) Reset() {
 	*x = PagesRequest{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5412,7 +5901,7 @@ func (x *PagesRequest) String() string {
 func (*PagesRequest) ProtoMessage() {}
 
 func (x *PagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5425,7 +5914,7 @@ func (x *PagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PagesRequest.ProtoReflect.Descriptor instead.
 func (*PagesRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PagesRequest) GetId() []byte {
@@ -5487,7 +5976,7 @@ type PagesReply struct {
 
 func (x *PagesReply) Reset() {
 	*x = PagesReply{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5499,7 +5988,7 @@ func (x *PagesReply) String() string {
 func (*PagesReply) ProtoMessage() {}
 
 func (x *PagesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5512,7 +6001,7 @@ func (x *PagesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PagesReply.ProtoReflect.Descriptor instead.
 func (*PagesReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PagesReply) GetPages() []*PageAt {
@@ -5542,7 +6031,7 @@ type PageAt struct {
 
 func (x *PageAt) Reset() {
 	*x = PageAt{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +6043,7 @@ func (x *PageAt) String() string {
 func (*PageAt) ProtoMessage() {}
 
 func (x *PageAt) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +6056,7 @@ func (x *PageAt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageAt.ProtoReflect.Descriptor instead.
 func (*PageAt) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PageAt) GetRole() string {
@@ -5631,7 +6120,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5643,7 +6132,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5656,7 +6145,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -5778,7 +6267,7 @@ type HeldRegion struct {
 
 func (x *HeldRegion) Reset() {
 	*x = HeldRegion{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5790,7 +6279,7 @@ func (x *HeldRegion) String() string {
 func (*HeldRegion) ProtoMessage() {}
 
 func (x *HeldRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5803,7 +6292,7 @@ func (x *HeldRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldRegion.ProtoReflect.Descriptor instead.
 func (*HeldRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *HeldRegion) GetPgId() uint32 {
@@ -5857,7 +6346,7 @@ type Position struct {
 
 func (x *Position) Reset() {
 	*x = Position{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5869,7 +6358,7 @@ func (x *Position) String() string {
 func (*Position) ProtoMessage() {}
 
 func (x *Position) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5882,7 +6371,7 @@ func (x *Position) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Position.ProtoReflect.Descriptor instead.
 func (*Position) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Position) GetClusterId() string {
@@ -5932,7 +6421,7 @@ type RetainedRegion struct {
 
 func (x *RetainedRegion) Reset() {
 	*x = RetainedRegion{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5944,7 +6433,7 @@ func (x *RetainedRegion) String() string {
 func (*RetainedRegion) ProtoMessage() {}
 
 func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5957,7 +6446,7 @@ func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainedRegion.ProtoReflect.Descriptor instead.
 func (*RetainedRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RetainedRegion) GetPgId() uint32 {
@@ -6000,7 +6489,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6012,7 +6501,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6025,7 +6514,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -6095,7 +6584,7 @@ type TokenKey struct {
 
 func (x *TokenKey) Reset() {
 	*x = TokenKey{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6107,7 +6596,7 @@ func (x *TokenKey) String() string {
 func (*TokenKey) ProtoMessage() {}
 
 func (x *TokenKey) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6120,7 +6609,7 @@ func (x *TokenKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenKey.ProtoReflect.Descriptor instead.
 func (*TokenKey) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *TokenKey) GetGeneration() uint32 {
@@ -6149,7 +6638,7 @@ type NamespaceQuota struct {
 
 func (x *NamespaceQuota) Reset() {
 	*x = NamespaceQuota{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6161,7 +6650,7 @@ func (x *NamespaceQuota) String() string {
 func (*NamespaceQuota) ProtoMessage() {}
 
 func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6174,7 +6663,7 @@ func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceQuota.ProtoReflect.Descriptor instead.
 func (*NamespaceQuota) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NamespaceQuota) GetNamespaceId() uint32 {
@@ -6211,7 +6700,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6223,7 +6712,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6236,7 +6725,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -6271,7 +6760,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6283,7 +6772,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6296,7 +6785,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -6379,7 +6868,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6391,7 +6880,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6404,7 +6893,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -6436,7 +6925,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6448,7 +6937,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6461,7 +6950,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 // ReportNode is what the keeper of a memory node says while none of its processes lives for long: why. It is repeated
@@ -6479,7 +6968,7 @@ type ReportNodeRequest struct {
 
 func (x *ReportNodeRequest) Reset() {
 	*x = ReportNodeRequest{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6491,7 +6980,7 @@ func (x *ReportNodeRequest) String() string {
 func (*ReportNodeRequest) ProtoMessage() {}
 
 func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6504,7 +6993,7 @@ func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ReportNodeRequest) GetName() string {
@@ -6536,7 +7025,7 @@ type ReportNodeReply struct {
 
 func (x *ReportNodeReply) Reset() {
 	*x = ReportNodeReply{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6548,7 +7037,7 @@ func (x *ReportNodeReply) String() string {
 func (*ReportNodeReply) ProtoMessage() {}
 
 func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6561,7 +7050,7 @@ func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeReply.ProtoReflect.Descriptor instead.
 func (*ReportNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 // PauseNodeRequest is a command of the directory's own, for RestartNode: for so long, or until another process of a memory node that keeps its
@@ -6577,7 +7066,7 @@ type PauseNodeRequest struct {
 
 func (x *PauseNodeRequest) Reset() {
 	*x = PauseNodeRequest{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6589,7 +7078,7 @@ func (x *PauseNodeRequest) String() string {
 func (*PauseNodeRequest) ProtoMessage() {}
 
 func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6602,7 +7091,7 @@ func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseNodeRequest.ProtoReflect.Descriptor instead.
 func (*PauseNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PauseNodeRequest) GetNodeId() uint32 {
@@ -6639,7 +7128,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6651,7 +7140,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6664,7 +7153,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -6719,7 +7208,7 @@ type Fabric struct {
 
 func (x *Fabric) Reset() {
 	*x = Fabric{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6731,7 +7220,7 @@ func (x *Fabric) String() string {
 func (*Fabric) ProtoMessage() {}
 
 func (x *Fabric) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6744,7 +7233,7 @@ func (x *Fabric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fabric.ProtoReflect.Descriptor instead.
 func (*Fabric) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Fabric) GetDevice() string {
@@ -6879,7 +7368,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6891,7 +7380,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6904,7 +7393,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -7009,7 +7498,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7021,7 +7510,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7034,7 +7523,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -7108,7 +7597,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7120,7 +7609,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7133,7 +7622,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -7186,7 +7675,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7198,7 +7687,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7211,7 +7700,301 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{90}
+}
+
+// KeepVolumeRequest is all that a tier node says of itself. The first one, and any that says another thing than the one before,
+// changes the state; each is a heartbeat.
+type KeepVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // id: as it was told; 0: it was told none. state and what is for Status alone mean nothing
+	UsedBytes     uint64                 `protobuf:"varint,2,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepVolumeRequest) Reset() {
+	*x = KeepVolumeRequest{}
+	mi := &file_directory_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepVolumeRequest) ProtoMessage() {}
+
+func (x *KeepVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepVolumeRequest.ProtoReflect.Descriptor instead.
+func (*KeepVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *KeepVolumeRequest) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *KeepVolumeRequest) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+type KeepVolumeReply struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId    uint32                 `protobuf:"varint,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	ClusterId   string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	AgainMillis uint64                 `protobuf:"varint,3,opt,name=again_millis,json=againMillis,proto3" json:"again_millis,omitempty"` // when to say it again
+	// As in HeartbeatReply.
+	Keys     []*TokenKey `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`
+	Sessions *Sessions   `protobuf:"bytes,5,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	// Namespaces whose tier names it, by id. It has a region for each, and drops the others with their files.
+	Namespaces    []*TierWork `protobuf:"bytes,6,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepVolumeReply) Reset() {
+	*x = KeepVolumeReply{}
+	mi := &file_directory_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepVolumeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepVolumeReply) ProtoMessage() {}
+
+func (x *KeepVolumeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepVolumeReply.ProtoReflect.Descriptor instead.
+func (*KeepVolumeReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *KeepVolumeReply) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
+}
+
+func (x *KeepVolumeReply) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *KeepVolumeReply) GetAgainMillis() uint64 {
+	if x != nil {
+		return x.AgainMillis
+	}
+	return 0
+}
+
+func (x *KeepVolumeReply) GetKeys() []*TokenKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *KeepVolumeReply) GetSessions() *Sessions {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *KeepVolumeReply) GetNamespaces() []*TierWork {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+// TierWork is a tier node's part in one namespace.
+type TierWork struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	Namespace   string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	HashSeed    uint64                 `protobuf:"fixed64,3,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	Mode        NamespaceMode          `protobuf:"varint,4,opt,name=mode,proto3,enum=kvd.directory.v1.NamespaceMode" json:"mode,omitempty"`
+	Tier        *Tier                  `protobuf:"bytes,5,opt,name=tier,proto3" json:"tier,omitempty"`
+	LimitBytes  uint64                 `protobuf:"varint,6,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // that its files may take here; 0: what there is
+	// Volumes of the namespace that are up, ascending. Segments of the index are divided among them.
+	Volumes       []uint32      `protobuf:"varint,7,rep,packed,name=volumes,proto3" json:"volumes,omitempty"`
+	Budgets       []*TierBudget `protobuf:"bytes,8,rep,name=budgets,proto3" json:"budgets,omitempty"` // by placement group: what is to be demoted, by all volumes together
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierWork) Reset() {
+	*x = TierWork{}
+	mi := &file_directory_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierWork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierWork) ProtoMessage() {}
+
+func (x *TierWork) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierWork.ProtoReflect.Descriptor instead.
+func (*TierWork) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *TierWork) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *TierWork) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *TierWork) GetHashSeed() uint64 {
+	if x != nil {
+		return x.HashSeed
+	}
+	return 0
+}
+
+func (x *TierWork) GetMode() NamespaceMode {
+	if x != nil {
+		return x.Mode
+	}
+	return NamespaceMode_NAMESPACE_MODE_UNSPECIFIED
+}
+
+func (x *TierWork) GetTier() *Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return nil
+}
+
+func (x *TierWork) GetLimitBytes() uint64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
+func (x *TierWork) GetVolumes() []uint32 {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *TierWork) GetBudgets() []*TierBudget {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
+type TierBudget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierBudget) Reset() {
+	*x = TierBudget{}
+	mi := &file_directory_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierBudget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierBudget) ProtoMessage() {}
+
+func (x *TierBudget) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierBudget.ProtoReflect.Descriptor instead.
+func (*TierBudget) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *TierBudget) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *TierBudget) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
 }
 
 type CreateNamespaceRequest struct {
@@ -7233,13 +8016,14 @@ type CreateNamespaceRequest struct {
 	Nodes            uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	MaxValueBytes    uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`          // as in Namespace, 512 MiB at most
 	MaxPinnedPercent uint32 `protobuf:"varint,184,opt,name=max_pinned_percent,json=maxPinnedPercent,proto3" json:"max_pinned_percent,omitempty"` // as in Namespace, 90 at most; of caches alone
+	Tier             *Tier  `protobuf:"bytes,240,opt,name=tier,proto3" json:"tier,omitempty"`                                                    // as in Namespace
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7251,7 +8035,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7264,7 +8048,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -7358,6 +8142,13 @@ func (x *CreateNamespaceRequest) GetMaxPinnedPercent() uint32 {
 	return 0
 }
 
+func (x *CreateNamespaceRequest) GetTier() *Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return nil
+}
+
 type CreateNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -7367,7 +8158,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7379,7 +8170,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7392,7 +8183,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -7416,13 +8207,14 @@ type SetNamespaceRequest struct {
 	Nodes            uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`                                                       // as in CreateNamespaceRequest, and the leader spreads it over them; 0: as it is
 	MaxValueBytes    uint64                 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`                // as in CreateNamespaceRequest; 0: as it is
 	MaxPinnedPercent *uint32                `protobuf:"varint,184,opt,name=max_pinned_percent,json=maxPinnedPercent,proto3,oneof" json:"max_pinned_percent,omitempty"` // as in CreateNamespaceRequest; absent: as it is
+	Tier             *Tier                  `protobuf:"bytes,240,opt,name=tier,proto3" json:"tier,omitempty"`                                                          // absent: as it is. A namespace that has one keeps one
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7434,7 +8226,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7447,7 +8239,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -7513,6 +8305,13 @@ func (x *SetNamespaceRequest) GetMaxPinnedPercent() uint32 {
 	return 0
 }
 
+func (x *SetNamespaceRequest) GetTier() *Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return nil
+}
+
 type SetNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -7522,7 +8321,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7534,7 +8333,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7547,7 +8346,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -7572,7 +8371,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7584,7 +8383,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7597,7 +8396,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -7632,7 +8431,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7644,7 +8443,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7657,7 +8456,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -7685,7 +8484,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7697,7 +8496,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7710,7 +8509,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -7736,7 +8535,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7748,7 +8547,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7761,7 +8560,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -7779,7 +8578,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7791,7 +8590,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7804,7 +8603,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 type StatusReply struct {
@@ -7845,7 +8644,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7857,7 +8656,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7870,7 +8669,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -8031,7 +8830,7 @@ type AheadNode struct {
 
 func (x *AheadNode) Reset() {
 	*x = AheadNode{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8043,7 +8842,7 @@ func (x *AheadNode) String() string {
 func (*AheadNode) ProtoMessage() {}
 
 func (x *AheadNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8056,7 +8855,7 @@ func (x *AheadNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AheadNode.ProtoReflect.Descriptor instead.
 func (*AheadNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *AheadNode) GetName() string {
@@ -8087,7 +8886,7 @@ type GatewayInfo struct {
 
 func (x *GatewayInfo) Reset() {
 	*x = GatewayInfo{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8099,7 +8898,7 @@ func (x *GatewayInfo) String() string {
 func (*GatewayInfo) ProtoMessage() {}
 
 func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8112,7 +8911,7 @@ func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayInfo.ProtoReflect.Descriptor instead.
 func (*GatewayInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *GatewayInfo) GetAddr() string {
@@ -8166,7 +8965,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8178,7 +8977,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8191,7 +8990,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -8245,7 +9044,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8257,7 +9056,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8270,7 +9069,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -8338,7 +9137,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8350,7 +9149,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8363,7 +9162,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -8456,7 +9255,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8468,7 +9267,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8481,7 +9280,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -8650,7 +9449,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8662,7 +9461,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8675,7 +9474,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -8742,7 +9541,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8754,7 +9553,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8767,7 +9566,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{112}
 }
 
 type RemoveDirectoryRequest struct {
@@ -8781,7 +9580,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8793,7 +9592,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8806,7 +9605,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -8831,7 +9630,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8843,7 +9642,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8856,7 +9655,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{114}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -8871,7 +9670,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8883,7 +9682,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8896,7 +9695,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{106}
+	return file_directory_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -8915,7 +9714,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8927,7 +9726,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8940,7 +9739,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{107}
+	return file_directory_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -8958,7 +9757,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8970,7 +9769,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8983,7 +9782,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{108}
+	return file_directory_proto_rawDescGZIP(), []int{117}
 }
 
 type WhoAmIReply struct {
@@ -8998,7 +9797,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9010,7 +9809,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9023,7 +9822,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{109}
+	return file_directory_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -9064,7 +9863,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[110]
+	mi := &file_directory_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9076,7 +9875,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[110]
+	mi := &file_directory_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9089,7 +9888,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{110}
+	return file_directory_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -9115,7 +9914,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[111]
+	mi := &file_directory_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9127,7 +9926,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[111]
+	mi := &file_directory_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9140,7 +9939,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{111}
+	return file_directory_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -9163,7 +9962,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[112]
+	mi := &file_directory_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9175,7 +9974,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[112]
+	mi := &file_directory_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9188,7 +9987,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{112}
+	return file_directory_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -9230,7 +10029,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[113]
+	mi := &file_directory_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9242,7 +10041,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[113]
+	mi := &file_directory_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9255,7 +10054,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{113}
+	return file_directory_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -9282,7 +10081,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[114]
+	mi := &file_directory_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9294,7 +10093,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[114]
+	mi := &file_directory_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9307,7 +10106,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{114}
+	return file_directory_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -9334,7 +10133,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[115]
+	mi := &file_directory_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9346,7 +10145,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[115]
+	mi := &file_directory_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9359,7 +10158,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{115}
+	return file_directory_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -9386,7 +10185,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[116]
+	mi := &file_directory_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9398,7 +10197,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[116]
+	mi := &file_directory_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9411,7 +10210,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{116}
+	return file_directory_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -9438,7 +10237,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[117]
+	mi := &file_directory_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9450,7 +10249,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[117]
+	mi := &file_directory_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9463,7 +10262,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{117}
+	return file_directory_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -9490,7 +10289,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[118]
+	mi := &file_directory_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9502,7 +10301,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[118]
+	mi := &file_directory_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9515,7 +10314,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{118}
+	return file_directory_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -9548,7 +10347,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[119]
+	mi := &file_directory_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9560,7 +10359,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[119]
+	mi := &file_directory_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9573,7 +10372,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{119}
+	return file_directory_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -9632,7 +10431,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fdirectory.proto\x12\x10kvd.directory.v1\"#\n" +
 	"\tNotLeader\x12\x16\n" +
 	"\x06leader\x18\x01 \x01(\tR\x06leader\"\r\n" +
-	"\vNothingDone\"\xb3\x02\n" +
+	"\vNothingDone\"\x8a\x03\n" +
 	"\x03Map\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1d\n" +
 	"\n" +
@@ -9643,8 +10442,40 @@ const file_directory_proto_rawDesc = "" +
 	"namespaces\x122\n" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
-	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\xc2\x05\n" +
+	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01\x123\n" +
+	"\avolumes\x18\xf0\x01 \x03(\v2\x18.kvd.directory.v1.VolumeR\avolumes\x12 \n" +
+	"\vlast_volume\x18\xf1\x01 \x01(\rR\n" +
+	"lastVolumeB\b\n" +
+	"\x06_renew\"\xed\x03\n" +
+	"\x06Volume\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06folder\x18\x03 \x01(\x06R\x06folder\x12\x12\n" +
+	"\x04boot\x18\x04 \x01(\x04R\x04boot\x12\x18\n" +
+	"\aprocess\x18\x05 \x01(\x06R\aprocess\x12\x17\n" +
+	"\ahost_id\x18\x06 \x01(\tR\x06hostId\x12\x16\n" +
+	"\x06domain\x18\a \x01(\tR\x06domain\x12\x1a\n" +
+	"\bidentity\x18\b \x01(\tR\bidentity\x12\x18\n" +
+	"\aversion\x18\t \x01(\tR\aversion\x128\n" +
+	"\tendpoints\x18\n" +
+	" \x03(\v2\x1a.kvd.directory.v1.EndpointR\tendpoints\x12%\n" +
+	"\x0ecapacity_bytes\x18\v \x01(\x04R\rcapacityBytes\x123\n" +
+	"\x05state\x18\f \x01(\x0e2\x1d.kvd.directory.v1.VolumeStateR\x05state\x128\n" +
+	"\aregions\x18\r \x03(\v2\x1e.kvd.directory.v1.VolumeRegionR\aregions\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x0e \x01(\x04R\tusedBytes\x12#\n" +
+	"\rsilent_millis\x18\x0f \x01(\x04R\fsilentMillis\"[\n" +
+	"\fVolumeRegion\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x12\n" +
+	"\x04rkey\x18\x02 \x01(\x06R\x04rkey\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\x86\x01\n" +
+	"\x04Tier\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes\x12\x16\n" +
+	"\x06copies\x18\x02 \x01(\rR\x06copies\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x1b\n" +
+	"\tmin_bytes\x18\x04 \x01(\x04R\bminBytes\x12\x1d\n" +
+	"\n" +
+	"write_rate\x18\x05 \x01(\x04R\twriteRate\"\xc2\x05\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -9677,7 +10508,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xc0\x05\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xed\x05\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -9699,7 +10530,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x05grows\x18\xb5\x01 \x01(\bR\x05grows\x12'\n" +
 	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x12$\n" +
 	"\rchunk_payload\x18\xb7\x01 \x01(\rR\fchunkPayload\x12-\n" +
-	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rR\x10maxPinnedPercent\"I\n" +
+	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rR\x10maxPinnedPercent\x12+\n" +
+	"\x04tier\x18\xf0\x01 \x01(\v2\x16.kvd.directory.v1.TierR\x04tier\"I\n" +
 	"\x06Access\x12\x10\n" +
 	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +
@@ -9708,7 +10540,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\x12+\n" +
 	"\x12tcp_ops_per_second\x18\x03 \x01(\x04R\x0ftcpOpsPerSecond\x12\x1f\n" +
 	"\vindex_bytes\x18\x04 \x01(\x04R\n" +
-	"indexBytes\"\xa3\x01\n" +
+	"indexBytes\"\xc1\x01\n" +
 	"\x04Loss\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05times\x18\x02 \x01(\x04R\x05times\x12\x1c\n" +
@@ -9717,7 +10549,8 @@ const file_directory_proto_rawDesc = "" +
 	"unixMillis\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
-	"held_bytes\x18\x05 \x01(\x04R\theldBytes\"\xd0\x04\n" +
+	"held_bytes\x18\x05 \x01(\x04R\theldBytes\x12\x1c\n" +
+	"\tvolume_id\x18\xf0\x01 \x01(\rR\bvolumeId\"\xd0\x04\n" +
 	"\x0ePlacementGroup\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x14\n" +
@@ -9889,7 +10722,12 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fRemoveNodeReply\"'\n" +
 	"\x11GiveUpNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x11\n" +
-	"\x0fGiveUpNodeReply\"\x8e\x01\n" +
+	"\x0fGiveUpNodeReply\"D\n" +
+	"\x11GiveUpTierRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tvolume_id\x18\x02 \x01(\rR\bvolumeId\".\n" +
+	"\x0fGiveUpTierReply\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\rR\bvolumeId\"\x8e\x01\n" +
 	"\x12RestartNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05leave\x18P \x01(\bR\x05leave\x12\x18\n" +
@@ -9905,7 +10743,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"&\n" +
 	"\x0eRebalanceReply\x12\x14\n" +
-	"\x05steps\x18\x01 \x03(\tR\x05steps\"\xca\x01\n" +
+	"\x05steps\x18\x01 \x03(\tR\x05steps\"\xec\x01\n" +
 	"\x12OpenSessionRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -9914,7 +10752,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x10was_namespace_id\x18\x14 \x01(\rR\x0ewasNamespaceId\x12\x1e\n" +
 	"\n" +
 	"background\x18\x15 \x01(\bR\n" +
-	"background\"\xfe\x02\n" +
+	"background\x12 \n" +
+	"\vknows_stubs\x18\xf0\x01 \x01(\bR\n" +
+	"knowsStubs\"\xfe\x02\n" +
 	"\x10OpenSessionReply\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12$\n" +
@@ -10233,7 +11073,35 @@ const file_directory_proto_rawDesc = "" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x05 \x01(\x04R\x05since\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\"\x14\n" +
-	"\x12PublishRegionReply\"\xd1\x03\n" +
+	"\x12PublishRegionReply\"d\n" +
+	"\x11KeepVolumeRequest\x120\n" +
+	"\x06volume\x18\x01 \x01(\v2\x18.kvd.directory.v1.VolumeR\x06volume\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x02 \x01(\x04R\tusedBytes\"\x94\x02\n" +
+	"\x0fKeepVolumeReply\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\rR\bvolumeId\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12!\n" +
+	"\fagain_millis\x18\x03 \x01(\x04R\vagainMillis\x12.\n" +
+	"\x04keys\x18\x04 \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x126\n" +
+	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12:\n" +
+	"\n" +
+	"namespaces\x18\x06 \x03(\v2\x1a.kvd.directory.v1.TierWorkR\n" +
+	"namespaces\"\xbc\x02\n" +
+	"\bTierWork\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x1b\n" +
+	"\thash_seed\x18\x03 \x01(\x06R\bhashSeed\x123\n" +
+	"\x04mode\x18\x04 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12*\n" +
+	"\x04tier\x18\x05 \x01(\v2\x16.kvd.directory.v1.TierR\x04tier\x12\x1f\n" +
+	"\vlimit_bytes\x18\x06 \x01(\x04R\n" +
+	"limitBytes\x12\x18\n" +
+	"\avolumes\x18\a \x03(\rR\avolumes\x126\n" +
+	"\abudgets\x18\b \x03(\v2\x1c.kvd.directory.v1.TierBudgetR\abudgets\"7\n" +
+	"\n" +
+	"TierBudget\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\xfe\x03\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
@@ -10248,9 +11116,10 @@ const file_directory_proto_rawDesc = "" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12'\n" +
 	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x12-\n" +
-	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rR\x10maxPinnedPercent\"Q\n" +
+	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rR\x10maxPinnedPercent\x12+\n" +
+	"\x04tier\x18\xf0\x01 \x01(\v2\x16.kvd.directory.v1.TierR\x04tier\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\xd5\x02\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x82\x03\n" +
 	"\x13SetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x04R\n" +
@@ -10262,7 +11131,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12'\n" +
 	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x122\n" +
-	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rH\x00R\x10maxPinnedPercent\x88\x01\x01B\x15\n" +
+	"\x12max_pinned_percent\x18\xb8\x01 \x01(\rH\x00R\x10maxPinnedPercent\x88\x01\x01\x12+\n" +
+	"\x04tier\x18\xf0\x01 \x01(\v2\x16.kvd.directory.v1.TierR\x04tierB\x15\n" +
 	"\x13_max_pinned_percent\"N\n" +
 	"\x11SetNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"_\n" +
@@ -10447,7 +11317,11 @@ const file_directory_proto_rawDesc = "" +
 	"\x06remote\x18\x04 \x01(\tR\x06remote\x12\x16\n" +
 	"\x06action\x18\x05 \x01(\tR\x06action\x12\x16\n" +
 	"\x06object\x18\x06 \x01(\tR\x06object\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail*C\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail*M\n" +
+	"\vVolumeState\x12\x1c\n" +
+	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tVOLUME_UP\x10\x01\x12\x11\n" +
+	"\rVOLUME_SILENT\x10\x02*C\n" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aNODE_UP\x10\x01\x12\r\n" +
@@ -10495,7 +11369,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\xeb\x18\n" +
+	"\x0eSESSION_FENCED\x10\x032\x97\x1a\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -10511,7 +11385,9 @@ const file_directory_proto_rawDesc = "" +
 	"\rPublishRegion\x12&.kvd.directory.v1.PublishRegionRequest\x1a$.kvd.directory.v1.PublishRegionReply\x12Q\n" +
 	"\tLeaveNode\x12\".kvd.directory.v1.LeaveNodeRequest\x1a .kvd.directory.v1.LeaveNodeReply\x12T\n" +
 	"\n" +
-	"ReportNode\x12#.kvd.directory.v1.ReportNodeRequest\x1a!.kvd.directory.v1.ReportNodeReply\x12N\n" +
+	"ReportNode\x12#.kvd.directory.v1.ReportNodeRequest\x1a!.kvd.directory.v1.ReportNodeReply\x12T\n" +
+	"\n" +
+	"KeepVolume\x12#.kvd.directory.v1.KeepVolumeRequest\x1a!.kvd.directory.v1.KeepVolumeReply\x12N\n" +
 	"\bFindWork\x12!.kvd.directory.v1.FindWorkRequest\x1a\x1f.kvd.directory.v1.FindWorkReply\x12N\n" +
 	"\bClaimJob\x12!.kvd.directory.v1.ClaimJobRequest\x1a\x1f.kvd.directory.v1.ClaimJobReply\x12Q\n" +
 	"\tReportJob\x12\".kvd.directory.v1.ReportJobRequest\x1a .kvd.directory.v1.ReportJobReply\x12N\n" +
@@ -10522,7 +11398,9 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"GiveUpNode\x12#.kvd.directory.v1.GiveUpNodeRequest\x1a!.kvd.directory.v1.GiveUpNodeReply\x12W\n" +
 	"\vRestartNode\x12$.kvd.directory.v1.RestartNodeRequest\x1a\".kvd.directory.v1.RestartNodeReply\x12Q\n" +
-	"\tRebalance\x12\".kvd.directory.v1.RebalanceRequest\x1a .kvd.directory.v1.RebalanceReply\x12c\n" +
+	"\tRebalance\x12\".kvd.directory.v1.RebalanceRequest\x1a .kvd.directory.v1.RebalanceReply\x12T\n" +
+	"\n" +
+	"GiveUpTier\x12#.kvd.directory.v1.GiveUpTierRequest\x1a!.kvd.directory.v1.GiveUpTierReply\x12c\n" +
 	"\x0fCreateNamespace\x12(.kvd.directory.v1.CreateNamespaceRequest\x1a&.kvd.directory.v1.CreateNamespaceReply\x12Z\n" +
 	"\fSetNamespace\x12%.kvd.directory.v1.SetNamespaceRequest\x1a#.kvd.directory.v1.SetNamespaceReply\x12c\n" +
 	"\x0fDeleteNamespace\x12(.kvd.directory.v1.DeleteNamespaceRequest\x1a&.kvd.directory.v1.DeleteNamespaceReply\x12T\n" +
@@ -10551,307 +11429,335 @@ func file_directory_proto_rawDescGZIP() []byte {
 	return file_directory_proto_rawDescData
 }
 
-var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 121)
+var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
 var file_directory_proto_goTypes = []any{
-	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
-	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
-	(NamespaceMode)(0),             // 2: kvd.directory.v1.NamespaceMode
-	(Rebalancing)(0),               // 3: kvd.directory.v1.Rebalancing
-	(Right)(0),                     // 4: kvd.directory.v1.Right
-	(PGState)(0),                   // 5: kvd.directory.v1.PGState
-	(JobKind)(0),                   // 6: kvd.directory.v1.JobKind
-	(SessionLife)(0),               // 7: kvd.directory.v1.SessionLife
-	(*NotLeader)(nil),              // 8: kvd.directory.v1.NotLeader
-	(*NothingDone)(nil),            // 9: kvd.directory.v1.NothingDone
-	(*Map)(nil),                    // 10: kvd.directory.v1.Map
-	(*Node)(nil),                   // 11: kvd.directory.v1.Node
-	(*Endpoint)(nil),               // 12: kvd.directory.v1.Endpoint
-	(*Namespace)(nil),              // 13: kvd.directory.v1.Namespace
-	(*Access)(nil),                 // 14: kvd.directory.v1.Access
-	(*Quota)(nil),                  // 15: kvd.directory.v1.Quota
-	(*Loss)(nil),                   // 16: kvd.directory.v1.Loss
-	(*PlacementGroup)(nil),         // 17: kvd.directory.v1.PlacementGroup
-	(*StatusArray)(nil),            // 18: kvd.directory.v1.StatusArray
-	(*StatusBlock)(nil),            // 19: kvd.directory.v1.StatusBlock
-	(*Member)(nil),                 // 20: kvd.directory.v1.Member
-	(*Retained)(nil),               // 21: kvd.directory.v1.Retained
-	(*RetainedArray)(nil),          // 22: kvd.directory.v1.RetainedArray
-	(*RegionKeys)(nil),             // 23: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 24: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 25: kvd.directory.v1.Move
-	(*Job)(nil),                    // 26: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 27: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 28: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 29: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 30: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 31: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 32: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 33: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 34: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 35: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 36: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 37: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 38: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 39: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 40: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 41: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 42: kvd.directory.v1.RemoveNodeReply
-	(*GiveUpNodeRequest)(nil),      // 43: kvd.directory.v1.GiveUpNodeRequest
-	(*GiveUpNodeReply)(nil),        // 44: kvd.directory.v1.GiveUpNodeReply
-	(*RestartNodeRequest)(nil),     // 45: kvd.directory.v1.RestartNodeRequest
-	(*RestartNodeReply)(nil),       // 46: kvd.directory.v1.RestartNodeReply
-	(*RebalanceRequest)(nil),       // 47: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 48: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 49: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 50: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 51: kvd.directory.v1.RenewRequest
-	(*ClientPaths)(nil),            // 52: kvd.directory.v1.ClientPaths
-	(*ClientPath)(nil),             // 53: kvd.directory.v1.ClientPath
-	(*RenewReply)(nil),             // 54: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 55: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 56: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 57: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 58: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 59: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 60: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 61: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 62: kvd.directory.v1.GrantExtentReply
-	(*GrantStatusRequest)(nil),     // 63: kvd.directory.v1.GrantStatusRequest
-	(*GrantStatusReply)(nil),       // 64: kvd.directory.v1.GrantStatusReply
-	(*SessionStateRequest)(nil),    // 65: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 66: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 67: kvd.directory.v1.WatchMapRequest
-	(*MeetRequest)(nil),            // 68: kvd.directory.v1.MeetRequest
-	(*MeetReply)(nil),              // 69: kvd.directory.v1.MeetReply
-	(*PeerGateway)(nil),            // 70: kvd.directory.v1.PeerGateway
-	(*PagesRequest)(nil),           // 71: kvd.directory.v1.PagesRequest
-	(*PagesReply)(nil),             // 72: kvd.directory.v1.PagesReply
-	(*PageAt)(nil),                 // 73: kvd.directory.v1.PageAt
-	(*RegisterNodeRequest)(nil),    // 74: kvd.directory.v1.RegisterNodeRequest
-	(*HeldRegion)(nil),             // 75: kvd.directory.v1.HeldRegion
-	(*Position)(nil),               // 76: kvd.directory.v1.Position
-	(*RetainedRegion)(nil),         // 77: kvd.directory.v1.RetainedRegion
-	(*RegisterNodeReply)(nil),      // 78: kvd.directory.v1.RegisterNodeReply
-	(*TokenKey)(nil),               // 79: kvd.directory.v1.TokenKey
-	(*NamespaceQuota)(nil),         // 80: kvd.directory.v1.NamespaceQuota
-	(*Sessions)(nil),               // 81: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 82: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 83: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 84: kvd.directory.v1.LeaveNodeReply
-	(*ReportNodeRequest)(nil),      // 85: kvd.directory.v1.ReportNodeRequest
-	(*ReportNodeReply)(nil),        // 86: kvd.directory.v1.ReportNodeReply
-	(*PauseNodeRequest)(nil),       // 87: kvd.directory.v1.PauseNodeRequest
-	(*NodeStats)(nil),              // 88: kvd.directory.v1.NodeStats
-	(*Fabric)(nil),                 // 89: kvd.directory.v1.Fabric
-	(*HeartbeatReply)(nil),         // 90: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 91: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 92: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 93: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 94: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 95: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 96: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 97: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 98: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 99: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 100: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 101: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 102: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 103: kvd.directory.v1.StatusReply
-	(*AheadNode)(nil),              // 104: kvd.directory.v1.AheadNode
-	(*GatewayInfo)(nil),            // 105: kvd.directory.v1.GatewayInfo
-	(*KeyUse)(nil),                 // 106: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 107: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 108: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 109: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 110: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 111: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 112: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 113: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 114: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 115: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 116: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 117: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 118: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 119: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 120: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 121: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 122: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 123: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 124: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 125: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 126: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 127: kvd.directory.v1.AuditEntry
-	nil,                            // 128: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(VolumeState)(0),               // 0: kvd.directory.v1.VolumeState
+	(NodeState)(0),                 // 1: kvd.directory.v1.NodeState
+	(AtomicsBy)(0),                 // 2: kvd.directory.v1.AtomicsBy
+	(NamespaceMode)(0),             // 3: kvd.directory.v1.NamespaceMode
+	(Rebalancing)(0),               // 4: kvd.directory.v1.Rebalancing
+	(Right)(0),                     // 5: kvd.directory.v1.Right
+	(PGState)(0),                   // 6: kvd.directory.v1.PGState
+	(JobKind)(0),                   // 7: kvd.directory.v1.JobKind
+	(SessionLife)(0),               // 8: kvd.directory.v1.SessionLife
+	(*NotLeader)(nil),              // 9: kvd.directory.v1.NotLeader
+	(*NothingDone)(nil),            // 10: kvd.directory.v1.NothingDone
+	(*Map)(nil),                    // 11: kvd.directory.v1.Map
+	(*Volume)(nil),                 // 12: kvd.directory.v1.Volume
+	(*VolumeRegion)(nil),           // 13: kvd.directory.v1.VolumeRegion
+	(*Tier)(nil),                   // 14: kvd.directory.v1.Tier
+	(*Node)(nil),                   // 15: kvd.directory.v1.Node
+	(*Endpoint)(nil),               // 16: kvd.directory.v1.Endpoint
+	(*Namespace)(nil),              // 17: kvd.directory.v1.Namespace
+	(*Access)(nil),                 // 18: kvd.directory.v1.Access
+	(*Quota)(nil),                  // 19: kvd.directory.v1.Quota
+	(*Loss)(nil),                   // 20: kvd.directory.v1.Loss
+	(*PlacementGroup)(nil),         // 21: kvd.directory.v1.PlacementGroup
+	(*StatusArray)(nil),            // 22: kvd.directory.v1.StatusArray
+	(*StatusBlock)(nil),            // 23: kvd.directory.v1.StatusBlock
+	(*Member)(nil),                 // 24: kvd.directory.v1.Member
+	(*Retained)(nil),               // 25: kvd.directory.v1.Retained
+	(*RetainedArray)(nil),          // 26: kvd.directory.v1.RetainedArray
+	(*RegionKeys)(nil),             // 27: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 28: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 29: kvd.directory.v1.Move
+	(*Job)(nil),                    // 30: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 31: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 32: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 33: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 34: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 35: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 36: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 37: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 38: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 39: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 40: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 41: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 42: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 43: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 44: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 45: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 46: kvd.directory.v1.RemoveNodeReply
+	(*GiveUpNodeRequest)(nil),      // 47: kvd.directory.v1.GiveUpNodeRequest
+	(*GiveUpNodeReply)(nil),        // 48: kvd.directory.v1.GiveUpNodeReply
+	(*GiveUpTierRequest)(nil),      // 49: kvd.directory.v1.GiveUpTierRequest
+	(*GiveUpTierReply)(nil),        // 50: kvd.directory.v1.GiveUpTierReply
+	(*RestartNodeRequest)(nil),     // 51: kvd.directory.v1.RestartNodeRequest
+	(*RestartNodeReply)(nil),       // 52: kvd.directory.v1.RestartNodeReply
+	(*RebalanceRequest)(nil),       // 53: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 54: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 55: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 56: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 57: kvd.directory.v1.RenewRequest
+	(*ClientPaths)(nil),            // 58: kvd.directory.v1.ClientPaths
+	(*ClientPath)(nil),             // 59: kvd.directory.v1.ClientPath
+	(*RenewReply)(nil),             // 60: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 61: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 62: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 63: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 64: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 65: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 66: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 67: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 68: kvd.directory.v1.GrantExtentReply
+	(*GrantStatusRequest)(nil),     // 69: kvd.directory.v1.GrantStatusRequest
+	(*GrantStatusReply)(nil),       // 70: kvd.directory.v1.GrantStatusReply
+	(*SessionStateRequest)(nil),    // 71: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 72: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 73: kvd.directory.v1.WatchMapRequest
+	(*MeetRequest)(nil),            // 74: kvd.directory.v1.MeetRequest
+	(*MeetReply)(nil),              // 75: kvd.directory.v1.MeetReply
+	(*PeerGateway)(nil),            // 76: kvd.directory.v1.PeerGateway
+	(*PagesRequest)(nil),           // 77: kvd.directory.v1.PagesRequest
+	(*PagesReply)(nil),             // 78: kvd.directory.v1.PagesReply
+	(*PageAt)(nil),                 // 79: kvd.directory.v1.PageAt
+	(*RegisterNodeRequest)(nil),    // 80: kvd.directory.v1.RegisterNodeRequest
+	(*HeldRegion)(nil),             // 81: kvd.directory.v1.HeldRegion
+	(*Position)(nil),               // 82: kvd.directory.v1.Position
+	(*RetainedRegion)(nil),         // 83: kvd.directory.v1.RetainedRegion
+	(*RegisterNodeReply)(nil),      // 84: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 85: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 86: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 87: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 88: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 89: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 90: kvd.directory.v1.LeaveNodeReply
+	(*ReportNodeRequest)(nil),      // 91: kvd.directory.v1.ReportNodeRequest
+	(*ReportNodeReply)(nil),        // 92: kvd.directory.v1.ReportNodeReply
+	(*PauseNodeRequest)(nil),       // 93: kvd.directory.v1.PauseNodeRequest
+	(*NodeStats)(nil),              // 94: kvd.directory.v1.NodeStats
+	(*Fabric)(nil),                 // 95: kvd.directory.v1.Fabric
+	(*HeartbeatReply)(nil),         // 96: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 97: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 98: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 99: kvd.directory.v1.PublishRegionReply
+	(*KeepVolumeRequest)(nil),      // 100: kvd.directory.v1.KeepVolumeRequest
+	(*KeepVolumeReply)(nil),        // 101: kvd.directory.v1.KeepVolumeReply
+	(*TierWork)(nil),               // 102: kvd.directory.v1.TierWork
+	(*TierBudget)(nil),             // 103: kvd.directory.v1.TierBudget
+	(*CreateNamespaceRequest)(nil), // 104: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 105: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 106: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 107: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 108: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 109: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 110: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 111: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 112: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 113: kvd.directory.v1.StatusReply
+	(*AheadNode)(nil),              // 114: kvd.directory.v1.AheadNode
+	(*GatewayInfo)(nil),            // 115: kvd.directory.v1.GatewayInfo
+	(*KeyUse)(nil),                 // 116: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 117: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 118: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 119: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 120: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 121: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 122: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 123: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 124: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 125: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 126: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 127: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 128: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 129: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 130: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 131: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 132: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 133: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 134: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 135: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 136: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 137: kvd.directory.v1.AuditEntry
+	nil,                            // 138: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	11,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	13,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	17,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	24,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	12,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
-	0,   // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
-	1,   // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
-	2,   // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	16,  // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
-	14,  // 9: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
-	15,  // 10: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
-	3,   // 11: kvd.directory.v1.Namespace.rebalancing:type_name -> kvd.directory.v1.Rebalancing
-	4,   // 12: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
-	5,   // 13: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	20,  // 14: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	20,  // 15: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	20,  // 16: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	18,  // 17: kvd.directory.v1.PlacementGroup.status_arrays:type_name -> kvd.directory.v1.StatusArray
-	23,  // 18: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	21,  // 19: kvd.directory.v1.Member.retained:type_name -> kvd.directory.v1.Retained
-	22,  // 20: kvd.directory.v1.Retained.arrays:type_name -> kvd.directory.v1.RetainedArray
-	25,  // 21: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	6,   // 22: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	28,  // 23: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	26,  // 24: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	27,  // 25: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	6,   // 26: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	55,  // 27: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	59,  // 28: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	56,  // 29: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	19,  // 30: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
-	52,  // 31: kvd.directory.v1.RenewRequest.paths:type_name -> kvd.directory.v1.ClientPaths
-	53,  // 32: kvd.directory.v1.ClientPaths.paths:type_name -> kvd.directory.v1.ClientPath
-	55,  // 33: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	57,  // 34: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	59,  // 35: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	55,  // 36: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	56,  // 37: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	59,  // 38: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	19,  // 39: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
-	7,   // 40: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	70,  // 41: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
-	73,  // 42: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
-	12,  // 43: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	77,  // 44: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
-	76,  // 45: kvd.directory.v1.RegisterNodeRequest.position:type_name -> kvd.directory.v1.Position
-	75,  // 46: kvd.directory.v1.RegisterNodeRequest.held:type_name -> kvd.directory.v1.HeldRegion
-	81,  // 47: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	79,  // 48: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	76,  // 49: kvd.directory.v1.RegisterNodeReply.position:type_name -> kvd.directory.v1.Position
-	88,  // 50: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	76,  // 51: kvd.directory.v1.HeartbeatRequest.position:type_name -> kvd.directory.v1.Position
-	89,  // 52: kvd.directory.v1.NodeStats.fabrics:type_name -> kvd.directory.v1.Fabric
-	91,  // 53: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	81,  // 54: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	79,  // 55: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	80,  // 56: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	76,  // 57: kvd.directory.v1.HeartbeatReply.position:type_name -> kvd.directory.v1.Position
-	21,  // 58: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
-	23,  // 59: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,   // 60: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	15,  // 61: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	13,  // 62: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	15,  // 63: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	13,  // 64: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 65: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	107, // 66: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	10,  // 67: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	108, // 68: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	109, // 69: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	128, // 70: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	26,  // 71: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	106, // 72: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	105, // 73: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
-	76,  // 74: kvd.directory.v1.StatusReply.position:type_name -> kvd.directory.v1.Position
-	104, // 75: kvd.directory.v1.StatusReply.ahead:type_name -> kvd.directory.v1.AheadNode
-	76,  // 76: kvd.directory.v1.AheadNode.position:type_name -> kvd.directory.v1.Position
-	7,   // 77: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	52,  // 78: kvd.directory.v1.SessionInfo.paths:type_name -> kvd.directory.v1.ClientPaths
-	27,  // 79: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	118, // 80: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	4,   // 81: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	13,  // 82: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14,  // 83: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	13,  // 84: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 85: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	127, // 86: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	88,  // 87: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	49,  // 88: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	51,  // 89: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	58,  // 90: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	67,  // 91: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	61,  // 92: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	63,  // 93: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	65,  // 94: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	35,  // 95: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	68,  // 96: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	74,  // 97: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	82,  // 98: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	92,  // 99: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	83,  // 100: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	85,  // 101: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	29,  // 102: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	31,  // 103: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	33,  // 104: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	37,  // 105: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	39,  // 106: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	41,  // 107: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	43,  // 108: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	45,  // 109: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	47,  // 110: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	94,  // 111: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	96,  // 112: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	98,  // 113: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	100, // 114: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	102, // 115: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	110, // 116: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	112, // 117: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	114, // 118: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	125, // 119: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	71,  // 120: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
-	116, // 121: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	119, // 122: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	121, // 123: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	123, // 124: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	50,  // 125: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	54,  // 126: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	60,  // 127: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	10,  // 128: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	62,  // 129: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	64,  // 130: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	66,  // 131: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	36,  // 132: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	69,  // 133: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	78,  // 134: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	90,  // 135: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	93,  // 136: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	84,  // 137: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	86,  // 138: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	30,  // 139: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	32,  // 140: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	34,  // 141: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	38,  // 142: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	40,  // 143: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	42,  // 144: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	44,  // 145: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	46,  // 146: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	48,  // 147: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	95,  // 148: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	97,  // 149: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	99,  // 150: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	101, // 151: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	103, // 152: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	111, // 153: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	113, // 154: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	115, // 155: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	126, // 156: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	72,  // 157: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
-	117, // 158: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	120, // 159: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	122, // 160: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	124, // 161: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	125, // [125:162] is the sub-list for method output_type
-	88,  // [88:125] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	15,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	17,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	21,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	28,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	12,  // 4: kvd.directory.v1.Map.volumes:type_name -> kvd.directory.v1.Volume
+	16,  // 5: kvd.directory.v1.Volume.endpoints:type_name -> kvd.directory.v1.Endpoint
+	0,   // 6: kvd.directory.v1.Volume.state:type_name -> kvd.directory.v1.VolumeState
+	13,  // 7: kvd.directory.v1.Volume.regions:type_name -> kvd.directory.v1.VolumeRegion
+	16,  // 8: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	1,   // 9: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
+	2,   // 10: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
+	3,   // 11: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
+	20,  // 12: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
+	18,  // 13: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
+	19,  // 14: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
+	4,   // 15: kvd.directory.v1.Namespace.rebalancing:type_name -> kvd.directory.v1.Rebalancing
+	14,  // 16: kvd.directory.v1.Namespace.tier:type_name -> kvd.directory.v1.Tier
+	5,   // 17: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
+	6,   // 18: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
+	24,  // 19: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	24,  // 20: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	24,  // 21: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	22,  // 22: kvd.directory.v1.PlacementGroup.status_arrays:type_name -> kvd.directory.v1.StatusArray
+	27,  // 23: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	25,  // 24: kvd.directory.v1.Member.retained:type_name -> kvd.directory.v1.Retained
+	26,  // 25: kvd.directory.v1.Retained.arrays:type_name -> kvd.directory.v1.RetainedArray
+	29,  // 26: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	7,   // 27: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	32,  // 28: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	30,  // 29: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	31,  // 30: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	7,   // 31: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	61,  // 32: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	65,  // 33: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	62,  // 34: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	23,  // 35: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
+	58,  // 36: kvd.directory.v1.RenewRequest.paths:type_name -> kvd.directory.v1.ClientPaths
+	59,  // 37: kvd.directory.v1.ClientPaths.paths:type_name -> kvd.directory.v1.ClientPath
+	61,  // 38: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	63,  // 39: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	65,  // 40: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	61,  // 41: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	62,  // 42: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	65,  // 43: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	23,  // 44: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
+	8,   // 45: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	76,  // 46: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
+	79,  // 47: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
+	16,  // 48: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	83,  // 49: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
+	82,  // 50: kvd.directory.v1.RegisterNodeRequest.position:type_name -> kvd.directory.v1.Position
+	81,  // 51: kvd.directory.v1.RegisterNodeRequest.held:type_name -> kvd.directory.v1.HeldRegion
+	87,  // 52: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	85,  // 53: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	82,  // 54: kvd.directory.v1.RegisterNodeReply.position:type_name -> kvd.directory.v1.Position
+	94,  // 55: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	82,  // 56: kvd.directory.v1.HeartbeatRequest.position:type_name -> kvd.directory.v1.Position
+	95,  // 57: kvd.directory.v1.NodeStats.fabrics:type_name -> kvd.directory.v1.Fabric
+	97,  // 58: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	87,  // 59: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	85,  // 60: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	86,  // 61: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	82,  // 62: kvd.directory.v1.HeartbeatReply.position:type_name -> kvd.directory.v1.Position
+	25,  // 63: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
+	27,  // 64: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	12,  // 65: kvd.directory.v1.KeepVolumeRequest.volume:type_name -> kvd.directory.v1.Volume
+	85,  // 66: kvd.directory.v1.KeepVolumeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	87,  // 67: kvd.directory.v1.KeepVolumeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	102, // 68: kvd.directory.v1.KeepVolumeReply.namespaces:type_name -> kvd.directory.v1.TierWork
+	3,   // 69: kvd.directory.v1.TierWork.mode:type_name -> kvd.directory.v1.NamespaceMode
+	14,  // 70: kvd.directory.v1.TierWork.tier:type_name -> kvd.directory.v1.Tier
+	103, // 71: kvd.directory.v1.TierWork.budgets:type_name -> kvd.directory.v1.TierBudget
+	3,   // 72: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	19,  // 73: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	14,  // 74: kvd.directory.v1.CreateNamespaceRequest.tier:type_name -> kvd.directory.v1.Tier
+	17,  // 75: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	19,  // 76: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	14,  // 77: kvd.directory.v1.SetNamespaceRequest.tier:type_name -> kvd.directory.v1.Tier
+	17,  // 78: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	17,  // 79: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	117, // 80: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	11,  // 81: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	118, // 82: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	119, // 83: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	138, // 84: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	30,  // 85: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	116, // 86: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	115, // 87: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
+	82,  // 88: kvd.directory.v1.StatusReply.position:type_name -> kvd.directory.v1.Position
+	114, // 89: kvd.directory.v1.StatusReply.ahead:type_name -> kvd.directory.v1.AheadNode
+	82,  // 90: kvd.directory.v1.AheadNode.position:type_name -> kvd.directory.v1.Position
+	8,   // 91: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	58,  // 92: kvd.directory.v1.SessionInfo.paths:type_name -> kvd.directory.v1.ClientPaths
+	31,  // 93: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	128, // 94: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	5,   // 95: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	17,  // 96: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	18,  // 97: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	17,  // 98: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	17,  // 99: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	137, // 100: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	94,  // 101: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	55,  // 102: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	57,  // 103: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	64,  // 104: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	73,  // 105: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	67,  // 106: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	69,  // 107: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	71,  // 108: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	39,  // 109: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	74,  // 110: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	80,  // 111: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	88,  // 112: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	98,  // 113: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	89,  // 114: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	91,  // 115: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	100, // 116: kvd.directory.v1.Directory.KeepVolume:input_type -> kvd.directory.v1.KeepVolumeRequest
+	33,  // 117: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	35,  // 118: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	37,  // 119: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	41,  // 120: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	43,  // 121: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	45,  // 122: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	47,  // 123: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	51,  // 124: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	53,  // 125: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	49,  // 126: kvd.directory.v1.Directory.GiveUpTier:input_type -> kvd.directory.v1.GiveUpTierRequest
+	104, // 127: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	106, // 128: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	108, // 129: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	110, // 130: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	112, // 131: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	120, // 132: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	122, // 133: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	124, // 134: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	135, // 135: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	77,  // 136: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
+	126, // 137: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	129, // 138: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	131, // 139: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	133, // 140: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	56,  // 141: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	60,  // 142: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	66,  // 143: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	11,  // 144: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	68,  // 145: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	70,  // 146: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	72,  // 147: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	40,  // 148: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	75,  // 149: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	84,  // 150: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	96,  // 151: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	99,  // 152: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	90,  // 153: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	92,  // 154: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	101, // 155: kvd.directory.v1.Directory.KeepVolume:output_type -> kvd.directory.v1.KeepVolumeReply
+	34,  // 156: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	36,  // 157: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	38,  // 158: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	42,  // 159: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	44,  // 160: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	46,  // 161: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	48,  // 162: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	52,  // 163: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	54,  // 164: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	50,  // 165: kvd.directory.v1.Directory.GiveUpTier:output_type -> kvd.directory.v1.GiveUpTierReply
+	105, // 166: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	107, // 167: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	109, // 168: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	111, // 169: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	113, // 170: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	121, // 171: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	123, // 172: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	125, // 173: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	136, // 174: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	78,  // 175: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
+	127, // 176: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	130, // 177: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	132, // 178: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	134, // 179: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	141, // [141:180] is the sub-list for method output_type
+	102, // [102:141] is the sub-list for method input_type
+	102, // [102:102] is the sub-list for extension type_name
+	102, // [102:102] is the sub-list for extension extendee
+	0,   // [0:102] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -10860,14 +11766,14 @@ func file_directory_proto_init() {
 		return
 	}
 	file_directory_proto_msgTypes[2].OneofWrappers = []any{}
-	file_directory_proto_msgTypes[88].OneofWrappers = []any{}
+	file_directory_proto_msgTypes[97].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   121,
+			NumEnums:      9,
+			NumMessages:   130,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

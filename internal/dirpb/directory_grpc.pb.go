@@ -38,6 +38,7 @@ const (
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
 	Directory_LeaveNode_FullMethodName       = "/kvd.directory.v1.Directory/LeaveNode"
 	Directory_ReportNode_FullMethodName      = "/kvd.directory.v1.Directory/ReportNode"
+	Directory_KeepVolume_FullMethodName      = "/kvd.directory.v1.Directory/KeepVolume"
 	Directory_FindWork_FullMethodName        = "/kvd.directory.v1.Directory/FindWork"
 	Directory_ClaimJob_FullMethodName        = "/kvd.directory.v1.Directory/ClaimJob"
 	Directory_ReportJob_FullMethodName       = "/kvd.directory.v1.Directory/ReportJob"
@@ -47,6 +48,7 @@ const (
 	Directory_GiveUpNode_FullMethodName      = "/kvd.directory.v1.Directory/GiveUpNode"
 	Directory_RestartNode_FullMethodName     = "/kvd.directory.v1.Directory/RestartNode"
 	Directory_Rebalance_FullMethodName       = "/kvd.directory.v1.Directory/Rebalance"
+	Directory_GiveUpTier_FullMethodName      = "/kvd.directory.v1.Directory/GiveUpTier"
 	Directory_CreateNamespace_FullMethodName = "/kvd.directory.v1.Directory/CreateNamespace"
 	Directory_SetNamespace_FullMethodName    = "/kvd.directory.v1.Directory/SetNamespace"
 	Directory_DeleteNamespace_FullMethodName = "/kvd.directory.v1.Directory/DeleteNamespace"
@@ -88,6 +90,8 @@ type DirectoryClient interface {
 	PublishRegion(ctx context.Context, in *PublishRegionRequest, opts ...grpc.CallOption) (*PublishRegionReply, error)
 	LeaveNode(ctx context.Context, in *LeaveNodeRequest, opts ...grpc.CallOption) (*LeaveNodeReply, error)
 	ReportNode(ctx context.Context, in *ReportNodeRequest, opts ...grpc.CallOption) (*ReportNodeReply, error)
+	// Tier nodes.
+	KeepVolume(ctx context.Context, in *KeepVolumeRequest, opts ...grpc.CallOption) (*KeepVolumeReply, error)
 	// Janitors.
 	FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error)
 	ClaimJob(ctx context.Context, in *ClaimJobRequest, opts ...grpc.CallOption) (*ClaimJobReply, error)
@@ -99,6 +103,7 @@ type DirectoryClient interface {
 	GiveUpNode(ctx context.Context, in *GiveUpNodeRequest, opts ...grpc.CallOption) (*GiveUpNodeReply, error)
 	RestartNode(ctx context.Context, in *RestartNodeRequest, opts ...grpc.CallOption) (*RestartNodeReply, error)
 	Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error)
+	GiveUpTier(ctx context.Context, in *GiveUpTierRequest, opts ...grpc.CallOption) (*GiveUpTierReply, error)
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceReply, error)
 	SetNamespace(ctx context.Context, in *SetNamespaceRequest, opts ...grpc.CallOption) (*SetNamespaceReply, error)
 	DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceReply, error)
@@ -274,6 +279,16 @@ func (c *directoryClient) ReportNode(ctx context.Context, in *ReportNodeRequest,
 	return out, nil
 }
 
+func (c *directoryClient) KeepVolume(ctx context.Context, in *KeepVolumeRequest, opts ...grpc.CallOption) (*KeepVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeepVolumeReply)
+	err := c.cc.Invoke(ctx, Directory_KeepVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FindWorkReply)
@@ -358,6 +373,16 @@ func (c *directoryClient) Rebalance(ctx context.Context, in *RebalanceRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RebalanceReply)
 	err := c.cc.Invoke(ctx, Directory_Rebalance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) GiveUpTier(ctx context.Context, in *GiveUpTierRequest, opts ...grpc.CallOption) (*GiveUpTierReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GiveUpTierReply)
+	err := c.cc.Invoke(ctx, Directory_GiveUpTier_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -529,6 +554,8 @@ type DirectoryServer interface {
 	PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error)
 	LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error)
 	ReportNode(context.Context, *ReportNodeRequest) (*ReportNodeReply, error)
+	// Tier nodes.
+	KeepVolume(context.Context, *KeepVolumeRequest) (*KeepVolumeReply, error)
 	// Janitors.
 	FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error)
 	ClaimJob(context.Context, *ClaimJobRequest) (*ClaimJobReply, error)
@@ -540,6 +567,7 @@ type DirectoryServer interface {
 	GiveUpNode(context.Context, *GiveUpNodeRequest) (*GiveUpNodeReply, error)
 	RestartNode(context.Context, *RestartNodeRequest) (*RestartNodeReply, error)
 	Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error)
+	GiveUpTier(context.Context, *GiveUpTierRequest) (*GiveUpTierReply, error)
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error)
 	SetNamespace(context.Context, *SetNamespaceRequest) (*SetNamespaceReply, error)
 	DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceReply, error)
@@ -608,6 +636,9 @@ func (UnimplementedDirectoryServer) LeaveNode(context.Context, *LeaveNodeRequest
 func (UnimplementedDirectoryServer) ReportNode(context.Context, *ReportNodeRequest) (*ReportNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReportNode not implemented")
 }
+func (UnimplementedDirectoryServer) KeepVolume(context.Context, *KeepVolumeRequest) (*KeepVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method KeepVolume not implemented")
+}
 func (UnimplementedDirectoryServer) FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindWork not implemented")
 }
@@ -634,6 +665,9 @@ func (UnimplementedDirectoryServer) RestartNode(context.Context, *RestartNodeReq
 }
 func (UnimplementedDirectoryServer) Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Rebalance not implemented")
+}
+func (UnimplementedDirectoryServer) GiveUpTier(context.Context, *GiveUpTierRequest) (*GiveUpTierReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method GiveUpTier not implemented")
 }
 func (UnimplementedDirectoryServer) CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateNamespace not implemented")
@@ -943,6 +977,24 @@ func _Directory_ReportNode_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_KeepVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeepVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).KeepVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_KeepVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).KeepVolume(ctx, req.(*KeepVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_FindWork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FindWorkRequest)
 	if err := dec(in); err != nil {
@@ -1101,6 +1153,24 @@ func _Directory_Rebalance_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).Rebalance(ctx, req.(*RebalanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_GiveUpTier_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GiveUpTierRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).GiveUpTier(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_GiveUpTier_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).GiveUpTier(ctx, req.(*GiveUpTierRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1417,6 +1487,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Directory_ReportNode_Handler,
 		},
 		{
+			MethodName: "KeepVolume",
+			Handler:    _Directory_KeepVolume_Handler,
+		},
+		{
 			MethodName: "FindWork",
 			Handler:    _Directory_FindWork_Handler,
 		},
@@ -1451,6 +1525,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Rebalance",
 			Handler:    _Directory_Rebalance_Handler,
+		},
+		{
+			MethodName: "GiveUpTier",
+			Handler:    _Directory_GiveUpTier_Handler,
 		},
 		{
 			MethodName: "CreateNamespace",

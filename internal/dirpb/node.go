@@ -1,6 +1,9 @@
 package dirpb
 
 import (
+	"fmt"
+	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 )
@@ -28,4 +31,28 @@ func Addresses(all []*Endpoint) string {
 		texts[i] = e.GetProvider() + " " + e.GetAddr()
 	}
 	return strings.Join(texts, ", ")
+}
+
+// Advertised is the address that clients dial of a listener at listen. That is advertise: a host, which takes the
+// listener's port, or all of an address; or listen, if that is empty. An address that nobody can dial is an error.
+func Advertised(listen, advertise string) (string, error) {
+	host, port, err := net.SplitHostPort(listen)
+	if advertise == "" {
+		ip, perr := netip.ParseAddr(host)
+		if err == nil && (host == "" || perr == nil && ip.IsUnspecified()) {
+			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address",
+				listen)
+		}
+		return listen, nil
+	}
+	if err != nil {
+		return advertise, nil
+	}
+	switch h, p, err := net.SplitHostPort(advertise); {
+	case err != nil:
+		return net.JoinHostPort(strings.Trim(advertise, "[]"), port), nil
+	case p == "0":
+		return net.JoinHostPort(h, port), nil
+	}
+	return advertise, nil
 }

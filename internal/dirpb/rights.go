@@ -10,8 +10,8 @@ func Rights() map[string]identity.Roles {
 		operators = identity.RolesOf(identity.Operator)
 		// A memory node runs a janitor of its own.
 		janitors = identity.RolesOf(identity.Janitor, identity.MemNode)
-		sessions = identity.RolesOf(identity.MemNode, identity.Gateway, identity.Janitor, identity.Archive,
-			identity.Operator, identity.Client)
+		sessions = identity.RolesOf(identity.MemNode, identity.Tier, identity.Gateway, identity.Janitor,
+			identity.Archive, identity.Operator, identity.Client)
 		owners   = identity.RolesOf(identity.Gateway, identity.Archive, identity.Operator, identity.Client)
 		watchers = identity.RolesOf(identity.Directory, identity.MemNode, identity.Janitor, identity.Archive,
 			identity.Operator)
@@ -34,6 +34,8 @@ func Rights() map[string]identity.Roles {
 		Directory_LeaveNode_FullMethodName:     memNodes,
 		Directory_ReportNode_FullMethodName:    memNodes,
 
+		Directory_KeepVolume_FullMethodName: identity.RolesOf(identity.Tier), // likewise
+
 		Directory_FindWork_FullMethodName:  janitors,
 		Directory_ClaimJob_FullMethodName:  janitors,
 		Directory_ReportJob_FullMethodName: janitors,
@@ -43,6 +45,7 @@ func Rights() map[string]identity.Roles {
 		Directory_RemoveNode_FullMethodName:      operators,
 		Directory_GiveUpNode_FullMethodName:      operators,
 		Directory_RestartNode_FullMethodName:     operators,
+		Directory_GiveUpTier_FullMethodName:      operators,
 		Directory_Rebalance_FullMethodName:       operators,
 		Directory_CreateNamespace_FullMethodName: operators,
 		Directory_SetNamespace_FullMethodName:    operators,

@@ -35,6 +35,7 @@ type Role uint8
 const (
 	Directory Role = 1 + iota
 	MemNode
+	Tier
 	Gateway
 	Janitor
 	Archive
@@ -42,8 +43,8 @@ const (
 	Client
 )
 
-var roleNames = [...]string{Directory: "directory", MemNode: "memnode", Gateway: "gateway", Janitor: "janitor",
-	Archive: "archive", Operator: "operator", Client: "client"}
+var roleNames = [...]string{Directory: "directory", MemNode: "memnode", Tier: "tier", Gateway: "gateway",
+	Janitor: "janitor", Archive: "archive", Operator: "operator", Client: "client"}
 
 func (r Role) String() string {
 	if r == 0 || int(r) >= len(roleNames) {

@@ -120,7 +120,7 @@ func TestParseMapping(t *testing.T) {
 		{strings.Repeat("a", 65), nil, "65 bytes"},
 		{"", []string{"ops"}, "want an organizational unit and its role"},
 		{"", []string{"=operator"}, "want an organizational unit and its role"},
-		{"", []string{"ops=root"}, "want one of directory, memnode, gateway, janitor, archive, operator, client"},
+		{"", []string{"ops=root"}, "want one of directory, memnode, tier, gateway, janitor, archive, operator, client"},
 		{"", []string{"ops=operator", "ops=client"}, "operator and client"},
 	} {
 		_, err := identity.ParseMapping(tc.td, tc.units)

@@ -77,8 +77,8 @@ var imports = []row{
 	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token " +
 		"internal/wrongport internal/units server/...", "the directory runs no data operation, so it needs nothing " +
 		"of the data path"},
-	{"memnode", "internal/alarm internal/bulk internal/dirpb internal/hostid internal/identity internal/keeper " +
-		"internal/layout " +
+	{"memnode", "internal/admit internal/alarm internal/bulk internal/dirpb internal/hostid internal/identity " +
+		"internal/keeper internal/layout " +
 		"internal/ordered internal/token rdma rdma/driver internal/units",
 		"a memory node is handed its devices, and takes no part in the protocol"},
 	{"internal/dirpb", "internal/identity", "generated, and beside it which roles may call what"},
@@ -89,6 +89,8 @@ var imports = []row{
 		"it finds the leader and does not know what is asked"},
 	{"internal/wrongport", "", "it tells protocols by their first bytes, whoever is called"},
 	{"internal/token", "", "tokens are bytes"},
+	{"internal/admit", "internal/dirpb internal/identity internal/token",
+		"it judges by what the directory said, and knows no connection"},
 	{"internal/token/tokentest", "internal/token", "it forges tokens, whoever they are shown to"},
 	{"internal/certs", "internal/units", "whoever talks TLS needs it, providers too"},
 	{"internal/authority", "", "it signs certificates for whoever shows them"},
@@ -107,7 +109,7 @@ var imports = []row{
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/archive internal/broker internal/certs internal/dirpb " +
-		"internal/netsrv internal/overview internal/rdmacounters internal/ring memnode server",
+		"internal/netsrv internal/overview internal/rdmacounters internal/ring internal/tier memnode server",
 		"it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},
@@ -159,6 +161,9 @@ var imports = []row{
 		"an archive is a client with a folder: it is handed sessions, and told which namespace there is"},
 	{"internal/archive/s3", "internal/archive", "objects are files, whatever is in them"},
 	{"internal/archive/places", "internal/archive internal/archive/s3", "it opens what a URL names, and reads nothing"},
+	{"internal/tier", "internal/admit internal/dirpb internal/hostid internal/identity internal/ordered " +
+		"internal/tierstore internal/token rdma rdma/driver",
+		"a tier node is handed its device, and moves no value by itself"},
 	{"internal/tierstore", "", "objects are bytes with a name, whatever they are read for"},
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +

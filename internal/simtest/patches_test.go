@@ -285,7 +285,7 @@ var byTest = []tested{
 	{"fence-confirmed-and-not-made", "memnode", "TestFence",
 		[]edit{{"memnode/peers.go", "if len(n.mu.peers[session]) == 0 {", "if true {"}}},
 	{"ended-session-admitted", "memnode", "TestFence",
-		[]edit{{"memnode/peers.go", "return n.mu.sessions.ended(session)", "return false"}}},
+		[]edit{{"memnode/peers.go", "return n.mu.sessions.Ended(session)", "return false"}}},
 	{"region-freed-with-somebody-inside", "memnode", "TestRegionInUse",
 		[]edit{{"memnode/region.go", "err != nil && !errors.Is(err, rdma.ErrClosed) {", "false {"}}},
 	{"boot-not-written-down", "memnode", "TestAnswersUnheard",
@@ -337,7 +337,8 @@ var byTest = []tested{
 	{"retained-of-another-namespace", "memnode", "TestRetainedOfAnother",
 		[]edit{{"memnode/retain.go", "r.want.GetNamespaceId() == w.GetNamespaceId() &&\n", ""}}},
 	{"sessions-of-another-cluster", "memnode", "TestAnotherCluster",
-		[]edit{{"memnode/control.go", "n.mu.clusterID, n.mu.sessions, n.mu.told = rep.GetClusterId(), sessions{}, " +
+		[]edit{{"memnode/control.go", "n.mu.clusterID, n.mu.sessions, n.mu.told = " +
+			"rep.GetClusterId(), admit.Sessions{}, " +
 			"position{}", "n.mu.clusterID, n.mu.told = rep.GetClusterId(), position{}"}}},
 	{"admitted-before-the-state", "memnode", "TestNobodyBeforeTheState",
 		[]edit{{"memnode/control.go", "n.mu.saved = reg\n", "n.mu.saved, n.mu.reg = reg, reg\n"}}},
@@ -445,7 +446,7 @@ var byTest = []tested{
 	{"role-of-a-peer-not-asked", "memnode", "TestRoles",
 		[]edit{{"memnode/peers.go", "if r.TLS != nil {", "if false {"}}},
 	{"token-of-another-taken", "memnode", "TestTokenOfAnother",
-		[]edit{{"memnode/keys.go", "if tls && g.Identity != peer.String() {", "if false {"}}},
+		[]edit{{"internal/admit/admit.go", "if tls && g.Identity != peer.String() {", "if false {"}}},
 	{"token-without-a-region-taken", "memnode", "TestRefusals",
 		[]edit{{"memnode/keys.go", "if !r.dying && r.want.GetNamespaceId() == namespace {", "if !r.dying {"}}},
 	{"lanes-without-end", "memnode", "TestRefusals",
@@ -911,8 +912,8 @@ var byTest = []tested{
 	{"descriptors-of-a-taken-name-kept", "internal/keeper", "TestHostileWorker",
 		[]edit{{"internal/keeper/wire.go", "\tcase old != nil:\n\t\ti.Close()\n", "\tcase old != nil:\n"}}},
 	{"sessions-of-before-a-recovery", "memnode", "TestRecovered",
-		[]edit{{"memnode/told.go", "position{recoveries: recoveries}, sessions{}, nil\n",
-			"position{recoveries: recoveries}, n.mu.sessions, nil\n"}}},
+		[]edit{{"memnode/told.go", "position{recoveries: recoveries}, admit.Sessions{}\n",
+			"position{recoveries: recoveries}, n.mu.sessions\n"}}},
 	{"held-told-again-after-a-recovery", "memnode", "TestRecovered",
 		[]edit{{"memnode/told.go", "n.mu.told.recoveries == 0 || n.mu.told.reign != 0", "n.mu.told.recoveries == 0"}}},
 	{"retained-given-up-for-any-region", "memnode", "TestRetainedStays",

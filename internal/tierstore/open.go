@@ -91,7 +91,7 @@ func (s *Store) loadSegment(number uint64) (g *segment, damaged []*CorruptError,
 	if err != nil {
 		return nil, nil, diskErr(err)
 	}
-	g = &segment{number: number, size: info.Size(), span: uint32(max(1, min(info.Size()/MaxSegment+1, 16)))}
+	g = &segment{number: number, size: info.Size(), span: uint32(max(1, min(info.Size()/MaxSegment+1, maxSpan)))}
 	front, back := make([]byte, min(headerSize, g.size)), make([]byte, min(footerSize, g.size))
 	if err := errors.Join(readFull(f, front, 0), readFull(f, back, g.size-int64(len(back)))); err != nil {
 		return nil, nil, diskErr(err)
@@ -101,13 +101,13 @@ func (s *Store) loadSegment(number uint64) (g *segment, damaged []*CorruptError,
 		return nil, nil, &CorruptError{File: name, Err: err}
 	}
 	if whole && (h.volume != s.opt.Volume || h.namespace != s.opt.Namespace || h.seed != s.opt.HashSeed ||
-		h.number != number || h.span == 0 || h.span > 16) {
+		h.number != number || h.span == 0 || h.span > maxSpan) {
 		return nil, nil, &CorruptError{File: name, Err: fmt.Errorf("it is segment %d of volume %d, namespace %d, with "+
 			"hash seed %#x and %d numbers", h.number, h.volume, h.namespace, h.seed, h.span)}
 	}
 	if len(back) == footerSize && g.size >= headerSize+footerSize {
 		if t, ok := parseFooter(back, number, g.size); ok && (!whole || t.salt == h.salt && t.span == h.span) {
-			g.salt, g.span, g.end, g.table = t.salt, max(1, min(t.span, 16)), t.end, t.table
+			g.salt, g.span, g.end, g.table = t.salt, max(1, min(t.span, maxSpan)), t.end, t.table
 			g.objects, g.live = int(t.count), t.live
 			return g, nil, nil
 		}

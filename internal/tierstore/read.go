@@ -183,3 +183,73 @@ func (c *files) close() error {
 	clear(c.open)
 	return errors.Join(errs...)
 }
+
+// Region is the offset of an object's body among all bytes of a Store, as Read knows them.
+func (a Addr) Region() uint64 { return uint64(a)*unit + headSize }
+
+// Read fills b with the bytes of the files from off on, wherever one of them begins: those of segment n begin at n <<
+// 26. Bytes that are not there, or not any more, are zeroes. Nothing is checked: readers judge by sums of their own.
+// Read waits for the disk as Get does; b is undefined after an error, which is ErrClosed, a *DiskError or of ctx.
+func (s *Store) Read(ctx context.Context, off uint64, b []byte) error {
+	if err := s.worker(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.slots }()
+	for len(b) > 0 {
+		n, err := s.readPart(off, b)
+		if err != nil && !errors.Is(err, ErrGone) {
+			return err
+		}
+		off, b = off+uint64(n), b[n:]
+	}
+	return nil
+}
+
+// readPart fills a first part of b: what one segment has of it, or zeroes up to where the next one may begin.
+func (s *Store) readPart(off uint64, b []byte) (n int, err error) {
+	number := off / MaxSegment
+	zeroes := func() int {
+		n := int(min(uint64(len(b)), (number+1)*MaxSegment-off))
+		clear(b[:n])
+		return n
+	}
+	s.mu.RLock()
+	var g *segment
+	for back := uint64(0); back < maxSpan && back <= number && g == nil; back++ {
+		if x := s.mu.segs[number-back]; x != nil && uint64(x.span) > back {
+			g = x
+		}
+	}
+	if g == nil {
+		s.mu.RUnlock()
+		return zeroes(), nil
+	}
+	at := int64(off - g.number*MaxSegment)
+	switch end := g.end; {
+	case at >= end:
+		s.mu.RUnlock()
+		return zeroes(), nil
+	case g == s.mu.active && at >= s.mu.bufAt:
+		n = copy(b, s.mu.buf[at-s.mu.bufAt:])
+		s.mu.RUnlock()
+		return n, nil
+	case g == s.mu.active:
+		end = s.mu.bufAt
+		fallthrough
+	default:
+		n = int(min(int64(len(b)), end-at))
+	}
+	s.mu.RUnlock()
+	f, err := s.files.take(&s.opt, g.number)
+	if err == nil {
+		defer s.files.release(f)
+		err = readFull(f.File, b[:n], at)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // freed meanwhile
+		return zeroes(), nil
+	case err != nil:
+		return 0, &DiskError{Op: "read", File: fileName(g.number), Effect: nothingRead, Err: err}
+	}
+	return n, nil
+}

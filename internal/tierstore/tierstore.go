@@ -35,6 +35,7 @@ const (
 	maxOpen     = 256     // files that are open for reads
 	smallBody   = 64 << 10
 	maxSegments = 1 << 44
+	maxSpan     = 16 // numbers of one segment
 )
 
 // Errors of reads and appends. None of them has changed anything.

@@ -1104,3 +1104,52 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	os.Exit(m.Run())
 }
+
+// TestRegion: the bytes of all files, one after the other, give each object at its address, and zeroes where nothing
+// is: before and behind it, in segments that are freed, and beyond all of them.
+func TestRegion(t *testing.T) {
+	s := mustOpen(t, options(vfs.NewMem()))
+	var all []object
+	for i, n := range []int{1, 64, 4 << 10, 60 << 10, 1 << 20, 70 << 20, 100} {
+		all = append(all, mustAppend(t, s, someObject(uint64(i), n)))
+	}
+	check := func(what string) {
+		t.Helper()
+		for _, o := range all {
+			got := make([]byte, len(o.body))
+			if err := s.Read(t.Context(), o.at.Region(), got); err != nil || !bytes.Equal(got, o.body) {
+				t.Fatalf("%s: an object of %d bytes: %v, the same %v", what, len(o.body), err, bytes.Equal(got, o.body))
+			}
+		}
+	}
+	check("buffered")
+	if err := s.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("on disk")
+	ones := func() []byte { return bytes.Repeat([]byte{1}, 3*MaxSegment) }
+	got := ones()
+	if err := s.Read(t.Context(), s.mu.next*MaxSegment, got); err != nil || !bytes.Equal(got, make([]byte, len(got))) {
+		t.Fatalf("beyond the last segment: %v", err)
+	}
+	// A read may begin before an object and end behind its segment.
+	last := all[len(all)-1]
+	got = ones()[:MaxSegment]
+	if err := s.Read(t.Context(), last.at.Region()-64, got); err != nil || !bytes.Equal(got[64:164], last.body) ||
+		!bytes.Equal(got[128+64:], make([]byte, len(got)-128-64)) {
+		t.Fatalf("around the last object: %v", err)
+	}
+	first := all[0].at
+	if err := s.remove(s.mu.segs[first.segment()]); err != nil {
+		t.Fatal(err)
+	}
+	delete(s.mu.segs, first.segment())
+	got = ones()[:64]
+	if err := s.Read(t.Context(), first.Region(), got); err != nil || !bytes.Equal(got, make([]byte, 64)) {
+		t.Fatalf("freed: %v", err)
+	}
+	s.Close()
+	if err := s.Read(t.Context(), 0, got); !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+}

@@ -119,6 +119,9 @@ func (s *State) CheckOpen(c *fsmpb.OpenSession) error {
 		return fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
 	case w.Deleting:
 		return fmt.Errorf("namespace %q is being deleted: %w", w.Name, ErrNotFound)
+	case w.Tier != nil && !c.KnowsStubs:
+		return fmt.Errorf("%w: namespace %q has values on tier nodes, which this client cannot read: run a later "+
+			"version of it", ErrRefused, w.Name)
 	}
 	if err := CheckRight(w, opener(c), wantedBy(c.ReadOnly)); err != nil {
 		return err

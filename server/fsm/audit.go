@@ -33,9 +33,7 @@ func (s *State) recordAudit(e *dirpb.AuditEntry) *dirpb.AuditEntry {
 			*text.at = strings.ToValidUTF8((*text.at)[:text.most], "")
 		}
 	}
-	slot := auditSlot(e.Number)
-	s.audit[slot] = e
-	s.mark(idKey(rowAudit, slot), e)
+	auditRows.put(s, auditSlot(e.Number), e)
 	return e
 }
 

@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -17,53 +14,24 @@ import (
 // say of each other, and on ids that were given out. A snapshot that lacks rows, or holds
 // those of another state, must not be served.
 func (s *State) check() error {
-	return errors.Join(
-		checkIDs("memory node", s.nodes, s.meta.NodeId, (*dirpb.Node).GetId),
-		checkIDs("namespace", s.namespaces, s.meta.NamespaceId, (*dirpb.Namespace).GetId),
-		checkIDs("placement group", s.pgs, s.meta.PgId, (*dirpb.PlacementGroup).GetId),
-		checkIDs("heap", s.heaps, s.meta.PgId, (*fsmpb.Heap).GetPgId),
-		checkIDs("shard", s.shards, s.meta.ShardId, (*dirpb.Shard).GetId),
-		checkIDs("session", s.sessions, s.meta.SessionId, (*fsmpb.Session).GetId),
-		checkIDs("job", s.jobs, s.meta.JobId, func(j *fsmpb.Job) uint32 { return j.GetJob().GetId() }),
-		s.checkDirectory(),
-		s.checkKeys(),
-		s.checkAudit(),
-		s.checkReigns(),
-		s.checkRecovered(),
-		checkEach("heap", s.heaps, func(h *fsmpb.Heap) error {
-			if s.pgs[h.PgId] == nil {
-				return fmt.Errorf("%d: its placement group is missing", h.PgId)
-			}
-			return nil
-		}),
-		checkEach("placement group", s.pgs, s.checkPG),
-		checkEach("shard", s.shards, s.checkShard),
-		s.checkSessions(),
-		checkEach("job", s.jobs, func(j *fsmpb.Job) error {
-			return errors.Join(s.checkJob(j.GetJob()), s.checkSettle(j))
-		}),
-		checkEach("namespace", s.namespaces, s.checkNamespace),
-	)
-}
-
-// checkIDs checks that rows have the ids that they are kept under, which were given out.
-func checkIDs[M proto.Message](what string, rows map[uint32]M, last uint32, id func(M) uint32) error {
-	for k, m := range rows {
-		if got := id(m); got != k || k == 0 || k > last {
-			return fmt.Errorf("%s %d is in the row of %d, and %d is the last that there is", what, got, k, last)
-		}
-	}
-	return nil
-}
-
-func checkEach[M proto.Message](what string, rows map[uint32]M, check func(M) error) error {
-	var errs []error
-	for _, m := range ordered.Values(rows) {
-		if err := check(m); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", what, err))
-		}
+	errs := []error{s.checkDirectory(), s.checkKeys(), s.checkAudit(), s.checkReigns(), s.checkRecovered(),
+		s.checkDiscriminators()}
+	for _, k := range kinds {
+		errs = append(errs, k.verify(s))
 	}
 	return errors.Join(errs...)
+}
+
+func (s *State) checkHeap(h *fsmpb.Heap) error {
+	if s.pgs[h.PgId] == nil {
+		return fmt.Errorf("%d: its placement group is missing", h.PgId)
+	}
+	// An earlier version knew no homes, without which memory of sessions that live would be granted again.
+	if n := len(h.ProtoReflect().GetUnknown()); n > 0 {
+		return fmt.Errorf("placement group %d: %d bytes of another version's fields: this version cannot take over "+
+			"that directory", h.PgId, n)
+	}
+	return nil
 }
 
 func (s *State) checkDirectory() error {
@@ -150,7 +118,7 @@ func (s *State) checkShard(sh *dirpb.Shard) error {
 	return nil
 }
 
-func (s *State) checkSessions() error {
+func (s *State) checkDiscriminators() error {
 	writers := 0
 	for _, x := range s.sessions {
 		if s.roster.hasDiscriminator(x) {
@@ -160,7 +128,7 @@ func (s *State) checkSessions() error {
 	if n := len(s.roster.discriminators); n != writers {
 		return fmt.Errorf("%d sessions that are to have a discriminator of their own have %d", writers, n)
 	}
-	return checkEach("session", s.sessions, s.checkSession)
+	return nil
 }
 
 func (s *State) checkSession(x *fsmpb.Session) error {
@@ -176,7 +144,8 @@ func (s *State) checkSession(x *fsmpb.Session) error {
 	return nil
 }
 
-func (s *State) checkJob(j *dirpb.Job) error {
+func (s *State) checkJob(row *fsmpb.Job) error {
+	j := row.GetJob()
 	sh := s.shards[j.GetShardId()]
 	move := j.GetKind() == dirpb.JobKind_JOB_MOVE
 	switch {
@@ -194,7 +163,7 @@ func (s *State) checkJob(j *dirpb.Job) error {
 	case j.Kind == dirpb.JobKind_JOB_JOIN && !s.pgs[j.PgId].Joining:
 		return fmt.Errorf("%d: nobody joins placement group %d", j.Id, j.PgId)
 	}
-	return nil
+	return s.checkSettle(row)
 }
 
 func (s *State) checkNamespace(w *dirpb.Namespace) error {

@@ -49,8 +49,7 @@ func (s *State) deleteNamespace(q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteN
 	if !w.Deleting {
 		w = proto.CloneOf(w)
 		w.Deleting = true
-		s.namespaces[w.Id] = w
-		s.mark(idKey(rowNamespace, w.Id), w)
+		s.putNamespace(w)
 	}
 	s.fence(live)
 	s.endNamespace(w.Id)
@@ -73,17 +72,16 @@ func (s *State) endNamespace(id uint32) {
 	}
 	for _, j := range s.Jobs() {
 		if j.NamespaceId == id {
-			s.dropJob(j.Id)
+			jobRows.drop(s, j.Id)
 		}
 	}
 	for _, sh := range s.Shards(id) {
-		delete(s.shards, sh.Id)
-		s.mark(idKey(rowShard, sh.Id), nil)
+		shardRows.drop(s, sh.Id)
 	}
 	for _, pg := range s.PGs(id) {
 		s.dropPG(pg.Id)
 	}
-	delete(s.namespaces, id)
-	s.mark(idKey(rowNamespace, id), nil)
+	s.dropVolumeRegions(id)
+	namespaceRows.drop(s, id)
 	s.refreshUsed()
 }

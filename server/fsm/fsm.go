@@ -73,6 +73,7 @@ const (
 	rowJob       = 'j'
 	rowLevel     = 'l'
 	rowMeta      = 'm'
+	rowVolume    = 'v'
 	rowNode      = 'n'
 	rowPG        = 'p'
 	rowReign     = 'r'
@@ -105,6 +106,7 @@ type Result struct {
 	Job       *dirpb.Job                  // StartJob, ClaimJob
 	Leaks     []uint32                    // EndJob of a SCRUB that repairs: extents to recall
 	Arrival   Arrival                     // RegisterNode
+	VolumeID  uint32                      // KeepVolume
 
 	Audit *dirpb.AuditEntry // of a command that somebody asked for, if it changed something
 
@@ -117,6 +119,7 @@ type Result struct {
 type Lost struct {
 	Namespace string
 	PG        uint32
+	Volume    uint32 // instead of a placement group
 	Node      string
 	// HeldBytes is what sessions had been granted there: at least what records took.
 	HeldBytes uint64
@@ -149,6 +152,7 @@ type State struct {
 	shards     map[uint32]*dirpb.Shard
 	sessions   map[uint32]*fsmpb.Session
 	jobs       map[uint32]*fsmpb.Job
+	volumes    map[uint32]*dirpb.Volume
 	directory  map[string]*fsmpb.Directory  // by the directory node's id
 	audit      map[uint32]*dirpb.AuditEntry // by slot: the last MaxAudit
 	reigns     map[uint32]*fsmpb.Reign      // by slot: the last MaxReigns
@@ -172,6 +176,7 @@ func New() *State {
 		shards:     make(map[uint32]*dirpb.Shard),
 		sessions:   make(map[uint32]*fsmpb.Session),
 		jobs:       make(map[uint32]*fsmpb.Job),
+		volumes:    make(map[uint32]*dirpb.Volume),
 		directory:  make(map[string]*fsmpb.Directory),
 		audit:      make(map[uint32]*dirpb.AuditEntry),
 		reigns:     make(map[uint32]*fsmpb.Reign),
@@ -267,6 +272,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Status, r.Err = s.grantStatus(op.GrantStatus)
 	case *fsmpb.Command_TakeStatus:
 		r.Err = s.takeStatus(op.TakeStatus)
+	case *fsmpb.Command_KeepVolume, *fsmpb.Command_SilenceVolume, *fsmpb.Command_GiveUpVolume:
+		r.VolumeID, r.Err = s.applyVolume(c)
 	case nil: // what the state does not hold, and an audit entry of it
 		if c.GetAudit() == nil {
 			r.Err = fmt.Errorf("%w: a command without an operation", ErrInvalid)

@@ -17,7 +17,7 @@ import (
 // worlds are states to begin a fuzz run in: empty; two copies on three memory nodes with
 // sessions that hold memory and status words; the same with a move, a recall and a scrub under way; the
 // same with a member lost and a session being fenced; and the second with a session fenced whose status
-// words are being settled.
+// words are being settled; and a store with a tier.
 func worlds(t tester) (all [][]Row) {
 	add := func(h *harness) { all = append(all, h.s.Rows()) }
 	add(newHarness(t))
@@ -69,6 +69,7 @@ func worlds(t tester) (all [][]Row) {
 	}
 	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: 1}))
 	add(h)
+	add(tiered(t))
 	return all
 }
 
@@ -134,6 +135,10 @@ func FuzzApply(f *testing.F) {
 			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d"}}},
 			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}},
 			rotate(2, 'a'), rotate(3, 'b')))
+		f.Add(i, encode(f, keep(volume("t1", 2, 1)), keep(volume("t3", 1)), silence(1, 1), silence(2, 1),
+			set(tierSet("cold", &dirpb.Tier{Nodes: []string{"t2", "t1"}})),
+			create(&dirpb.CreateNamespaceRequest{Name: "d", Tier: &dirpb.Tier{Nodes: []string{"t1"}, Copies: 9}}),
+			giveUp(1), giveUp(2), keep(volume("t1", 1)), deleteNamespace("cold")))
 	}
 	f.Fuzz(func(t *testing.T, world byte, data []byte) {
 		rows := all[int(world)%len(all)]
@@ -186,6 +191,9 @@ func readAll(s *State) {
 	s.Admitted()
 	s.Keys()
 	s.Audit(0, 0)
+	for _, v := range s.Volumes() {
+		s.TierWork(v.Id)
+	}
 	for _, n := range s.Nodes() {
 		s.WantRegions(n.Id, n.Incarnation)
 		s.FenceWork(n.Id, n.Incarnation)

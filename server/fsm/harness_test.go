@@ -101,7 +101,7 @@ func (h *harness) rows() (out []string) {
 func (h *harness) mapText() string {
 	m := h.s.Map(nil)
 	m.Version = 0
-	m.Pgs = h.s.PGs(0)
+	m.Pgs, m.Volumes = h.s.PGs(0), h.s.Volumes()
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
 		h.t.Fatal(err)

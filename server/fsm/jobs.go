@@ -42,14 +42,14 @@ func (s *State) setOwner(id, session uint32) {
 func (s *State) endJobs(pg uint32, kinds ...dirpb.JobKind) {
 	for _, j := range s.JobsOf(pg) {
 		if slices.Contains(kinds, j.Kind) {
-			s.dropJob(j.Id)
+			jobRows.drop(s, j.Id)
 		}
 	}
 }
 
 // loseJob ends j because a placement group it works on starts over empty. The other placement group needs a new job.
 func (s *State) loseJob(j *dirpb.Job, lost uint32) {
-	s.dropJob(j.Id)
+	jobRows.drop(s, j.Id)
 	switch j.Kind {
 	case dirpb.JobKind_JOB_MOVE:
 		sh := s.editShard(j.ShardId)
@@ -267,7 +267,7 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		h := s.editHeap(pg)
 		h.IndexFree = matured(h.IndexFree, c.MinEpoch)
 	}
-	s.dropJob(j.Id)
+	jobRows.drop(s, j.Id)
 	var leaks []uint32
 	switch j.Kind {
 	case dirpb.JobKind_JOB_JOIN:
@@ -321,8 +321,7 @@ func (s *State) endMove(j *dirpb.Job) {
 		child.Depth, child.Prefix = sh.Depth, sh.Prefix|1
 		s.putShard(sh)
 	} else {
-		delete(s.shards, sh.Id)
-		s.mark(idKey(rowShard, sh.Id), nil)
+		shardRows.drop(s, sh.Id)
 	}
 	s.putShard(child)
 	s.addJob(&dirpb.Job{

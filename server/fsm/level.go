@@ -22,17 +22,20 @@ import (
 //	   alone; namespaces of some memory nodes; directory nodes enter with the incarnation of their data folder
 //	2  namespaces say how long a value may be, and new ones have chunks that fill places of 2 MiB
 //	3  caches say how much of them may be pinned
+//	4  volumes of tier nodes, the commands KeepVolume, SilenceVolume and GiveUpVolume; namespaces that have a tier, and
+//	   sessions that say that they know stubs
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been
 // released. The code asks Level, as it does for levelBoots, and goes the old way below. The rows of each
 // level stay readable until a release says that it takes over none of that level (oldestLevel).
 const (
-	Level       = levelPins
+	Level       = levelTiers
 	oldestLevel = 0
 
 	levelBoots = 1
 	levelLong  = 2
 	levelPins  = 3
+	levelTiers = 4
 )
 
 // ErrLevel says that a state or a command is of a level that this version does not know. Nothing was changed.
@@ -49,6 +52,9 @@ func (s *State) KnowsBoots() bool { return s.Level() >= levelBoots }
 
 // KnowsLong reports whether the state's level has namespaces that say how long a value may be.
 func (s *State) KnowsLong() bool { return s.Level() >= levelLong }
+
+// KnowsTiers reports whether the state's level has tier nodes.
+func (s *State) KnowsTiers() bool { return s.Level() >= levelTiers }
 
 func checkLevel(l *fsmpb.Level) error { return levelWithin(l, oldestLevel, Level) }
 

@@ -121,7 +121,7 @@ func TestLoadLevel(t *testing.T) {
 		want  string
 	}{
 		{with(levelKey, &fsmpb.Level{Level: Level + 1, Version: "2.0"}), true,
-			"level 4, to which kvd 2.0 raised it, and this version knows levels up to 3: run kvd 2.0 or a later one"},
+			"level 5, to which kvd 2.0 raised it, and this version knows levels up to 4: run kvd 2.0 or a later one"},
 		{with(levelKey, &fsmpb.Level{}), false, "level 0"},
 		{with("lx", &fsmpb.Level{Level: 1}), false, `corrupt state row "lx"`},
 		{append(with(levelKey, &fsmpb.Level{Level: 1})[:1:1], Row{[]byte(levelKey), []byte{0xff}}), false,

@@ -224,31 +224,42 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		pgs[i] = pg
 	}
 
-	m := s.editMeta()
-	m.NamespaceId++
 	w := &dirpb.Namespace{
-		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
+		Name: q.Name, Mode: mode, Replicas: uint32(replicas),
 		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
 		Owner: q.Owner, Quota: quotaOf(q.Quota), Nodes: bound, Grows: grows,
 		MaxValueBytes: q.MaxValueBytes, ChunkPayload: s.chunkPayload(), MaxPinnedPercent: q.MaxPinnedPercent,
 	}
+	if err := s.checkTier(w, q.Tier); err != nil {
+		return nil, err
+	}
+	w.Tier = tierOf(w, q.Tier)
+	m := s.editMeta()
+	m.NamespaceId++
+	w.Id = m.NamespaceId
 	s.putNamespace(w)
 	for _, pg := range pgs {
 		s.addPG(pg, w.Id)
 	}
-	m = s.editMeta()
+	s.addShards(w.Id, shards, pgs, segments)
+	s.refreshUsed()
+	return w, nil
+}
+
+// addShards gives a new namespace so many shards, each placement group in turn.
+func (s *State) addShards(namespace uint32, shards int, pgs []*dirpb.PlacementGroup, segments []uint32) {
+	m := s.editMeta()
 	for prefix := range shards {
-		i := prefix % len(ring)
+		i := prefix % len(pgs)
 		m.ShardId++
 		at, h := takeArray(pgs[i], s.heaps[pgs[i].Id], segments[i])
 		s.putHeap(h)
 		s.putShard(&dirpb.Shard{
-			Id: m.ShardId, NamespaceId: w.Id, Prefix: uint32(prefix), Depth: uint32(bits.TrailingZeros(uint(shards))),
-			PgId: pgs[i].Id, Offset: at, Segments: segments[i],
+			Id: m.ShardId, NamespaceId: namespace, Prefix: uint32(prefix),
+			Depth: uint32(bits.TrailingZeros(uint(shards))),
+			PgId:  pgs[i].Id, Offset: at, Segments: segments[i],
 		})
 	}
-	s.refreshUsed()
-	return w, nil
 }
 
 // rebalance notes that the leader is to spread a namespace, or that this ends, and how. It may be repeated; the first

@@ -42,20 +42,28 @@ func CheckRegistration(c *dirpb.RegisterNodeRequest) error {
 			return fmt.Errorf("memory node %q: %w", c.Name, err)
 		}
 	}
-	if len(c.Endpoints) == 0 || len(c.Endpoints) > MaxEndpoints {
-		return fmt.Errorf("%w: memory node %q: %d endpoints, want 1..%d", ErrInvalid, c.Name, len(c.Endpoints),
-			MaxEndpoints)
+	return checkEndpoints("memory node", c)
+}
+
+func checkEndpoints(what string, c interface {
+	GetName() string
+	GetEndpoints() []*dirpb.Endpoint
+}) error {
+	name, list := c.GetName(), c.GetEndpoints()
+	if len(list) == 0 || len(list) > MaxEndpoints {
+		return fmt.Errorf("%w: %s %q: %d endpoints, want 1..%d", ErrInvalid, what, name, len(list), MaxEndpoints)
 	}
-	for _, e := range c.Endpoints {
-		if e.Provider == "" || len(e.Provider) > MaxNameLen || len(e.Addr) > MaxLabelLen {
-			return fmt.Errorf("%w: memory node %q: endpoint %.64q at %.64q", ErrInvalid, c.Name, e.Provider, e.Addr)
+	for _, e := range list {
+		if e.GetProvider() == "" || len(e.Provider) > MaxNameLen || len(e.Addr) > MaxLabelLen {
+			return fmt.Errorf("%w: %s %q: endpoint %.64q at %.64q", ErrInvalid, what, name, e.GetProvider(),
+				e.GetAddr())
 		}
 		if err := errors.Join(CheckText("provider", e.Provider), CheckText("address", e.Addr)); err != nil {
-			return fmt.Errorf("memory node %q: %w", c.Name, err)
+			return fmt.Errorf("%s %q: %w", what, name, err)
 		}
 		// Memory nodes that do not say are of a version that knew CPU alone.
 		if _, ok := dirpb.AtomicsBy_name[int32(e.Atomics)]; !ok {
-			return fmt.Errorf("%w: memory node %q: endpoint %q: atomics by %d, which is unknown", ErrInvalid, c.Name,
+			return fmt.Errorf("%w: %s %q: endpoint %q: atomics by %d, which is unknown", ErrInvalid, what, name,
 				e.Provider, e.Atomics)
 		}
 	}
@@ -321,8 +329,7 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		s.takeDown(n, c.UnixMillis, 0)
 	}
 	s.setDeparted(n.Id, func(uint32, *fsmpb.Departed) *fsmpb.Departed { return nil })
-	delete(s.nodes, n.Id)
-	s.mark(idKey(rowNode, n.Id), nil)
+	nodeRows.drop(s, n.Id)
 	for _, pg := range ordered.Values(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
 			s.forgetMember(pg.Id, n.Id)

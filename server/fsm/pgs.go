@@ -261,29 +261,31 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 // granted memory there, so that there was no record to lose.
 func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int64) {
 	if held := heldBytes(s.heaps[pg.Id]); held > 0 {
-		s.addLoss(pg, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis, Node: n.Name, HeldBytes: held})
+		s.addLoss(pg.NamespaceId, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis, Node: n.Name, HeldBytes: held})
 	}
 }
 
-func (s *State) addLoss(pg *dirpb.PlacementGroup, x *dirpb.Loss) {
-	w := s.namespaces[pg.NamespaceId]
+// addLoss notes that a namespace lost what a placement group or a volume held.
+func (s *State) addLoss(namespace uint32, x *dirpb.Loss) {
+	w := s.namespaces[namespace]
 	if w == nil {
 		return
 	}
 	w = proto.CloneOf(w)
 	w.Lost++
-	i, found := slices.BinarySearchFunc(w.Losses, pg.Id, func(l *dirpb.Loss, id uint32) int {
-		return cmp.Compare(l.PgId, id)
+	i, found := slices.BinarySearchFunc(w.Losses, x, func(l, x *dirpb.Loss) int {
+		return cmp.Or(cmp.Compare(l.PgId, x.PgId), cmp.Compare(l.VolumeId, x.VolumeId))
 	})
 	if !found {
-		w.Losses = slices.Insert(w.Losses, i, &dirpb.Loss{PgId: pg.Id})
+		w.Losses = slices.Insert(w.Losses, i, &dirpb.Loss{PgId: x.PgId, VolumeId: x.VolumeId})
 	}
 	l := w.Losses[i]
 	l.Times++
 	l.UnixMillis, l.Node, l.HeldBytes, l.Recovered = x.UnixMillis, x.Node, l.HeldBytes+x.HeldBytes, x.Recovered &&
 		(l.Recovered || l.Times == 1)
 	s.putNamespace(w)
-	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: pg.Id, Node: x.Node, HeldBytes: x.HeldBytes})
+	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: x.PgId, Volume: x.VolumeId, Node: x.Node,
+		HeldBytes: x.HeldBytes})
 }
 
 // remakePG gives a placement group that holds nothing, or may be empty, and waits for memory nodes that are
@@ -559,10 +561,8 @@ func (s *State) settlePG(id uint32) {
 }
 
 func (s *State) dropPG(id uint32) {
-	delete(s.pgs, id)
-	delete(s.heaps, id)
-	s.mark(idKey(rowPG, id), nil)
-	s.mark(idKey(rowHeap, id), nil)
+	pgRows.drop(s, id)
+	heapRows.drop(s, id)
 }
 
 // spent reports whether nothing is left of pg that anybody could want.

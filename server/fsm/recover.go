@@ -183,7 +183,7 @@ func (s *State) endRecovery(unixMillis int64) {
 		if rec.IndexEnd > rec.IndexNext && len(pg.Members) > 0 {
 			segments := (rec.IndexEnd - layout.RegionPageSize + layout.SegmentSize - 1) / layout.SegmentSize
 			h.IndexNext = min(pg.IndexBytes, layout.RegionPageSize+segments*layout.SegmentSize)
-			s.addLoss(pg, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis,
+			s.addLoss(pg.NamespaceId, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis,
 				Node: s.nodes[pg.Members[0].NodeId].GetName(), Recovered: true})
 		}
 	}

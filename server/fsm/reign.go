@@ -32,9 +32,7 @@ func (s *State) reign(c *fsmpb.Reign) error {
 	}
 	m := s.editMeta()
 	m.Reigns++
-	slot := reignSlot(m.Reigns)
-	s.reigns[slot] = c
-	s.mark(idKey(rowReign, slot), c)
+	reignRows.put(s, reignSlot(m.Reigns), c)
 	return nil
 }
 

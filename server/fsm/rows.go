@@ -20,13 +20,7 @@ func idKey(kind byte, id uint32) string {
 func directoryKey(id string) string { return string(rowDirectory) + id }
 
 // mark notes that the row of key is now m; nil when it is gone.
-func (s *State) mark(key string, m proto.Message) {
-	s.changed[key] = m
-	switch key[0] {
-	case rowNode, rowNamespace, rowPG, rowShard:
-		s.mapChanged = true
-	}
-}
+func (s *State) mark(key string, m proto.Message) { s.changed[key] = m }
 
 // editMeta returns a private copy of the meta row, already in place.
 func (s *State) editMeta() *fsmpb.Meta {
@@ -35,20 +29,14 @@ func (s *State) editMeta() *fsmpb.Meta {
 	return s.meta
 }
 
-func (s *State) putNode(n *dirpb.Node) {
-	s.nodes[n.Id] = n
-	s.mark(idKey(rowNode, n.Id), n)
-}
-
-func (s *State) putNamespace(w *dirpb.Namespace) {
-	s.namespaces[w.Id] = w
-	s.mark(idKey(rowNamespace, w.Id), w)
-}
-
-func (s *State) putPG(pg *dirpb.PlacementGroup) {
-	s.pgs[pg.Id] = pg
-	s.mark(idKey(rowPG, pg.Id), pg)
-}
+func (s *State) putNode(n *dirpb.Node)           { nodeRows.put(s, n.Id, n) }
+func (s *State) putNamespace(w *dirpb.Namespace) { namespaceRows.put(s, w.Id, w) }
+func (s *State) putPG(pg *dirpb.PlacementGroup)  { pgRows.put(s, pg.Id, pg) }
+func (s *State) putHeap(h *fsmpb.Heap)           { heapRows.put(s, h.PgId, h) }
+func (s *State) putShard(sh *dirpb.Shard)        { shardRows.put(s, sh.Id, sh) }
+func (s *State) putJob(j *fsmpb.Job)             { jobRows.put(s, j.Job.Id, j) }
+func (s *State) putVolume(v *dirpb.Volume)       { volumeRows.put(s, v.Id, v) }
+func (s *State) putSession(x *fsmpb.Session)     { sessionRows.put(s, x.Id, x) }
 
 // editPG returns a private copy of a placement group, already in place.
 func (s *State) editPG(id uint32) *dirpb.PlacementGroup {
@@ -65,37 +53,11 @@ func (s *State) editHeap(pg uint32) *fsmpb.Heap {
 	return h
 }
 
-func (s *State) putShard(sh *dirpb.Shard) {
-	s.shards[sh.Id] = sh
-	s.mark(idKey(rowShard, sh.Id), sh)
-}
-
 // editShard returns a private copy of a shard, already in place.
 func (s *State) editShard(id uint32) *dirpb.Shard {
 	sh := proto.CloneOf(s.shards[id])
 	s.putShard(sh)
 	return sh
-}
-
-func (s *State) putJob(j *fsmpb.Job) {
-	s.jobs[j.Job.Id] = j
-	s.mark(idKey(rowJob, j.Job.Id), j)
-}
-
-func (s *State) dropJob(id uint32) {
-	delete(s.jobs, id)
-	s.mark(idKey(rowJob, id), nil)
-}
-
-func (s *State) putHeap(h *fsmpb.Heap) {
-	s.heaps[h.PgId] = h
-	s.mark(idKey(rowHeap, h.PgId), h)
-}
-
-func (s *State) putSession(x *fsmpb.Session) {
-	s.roster.noteSession(x.Id, s.sessions[x.Id], x)
-	s.sessions[x.Id] = x
-	s.mark(idKey(rowSession, x.Id), x)
 }
 
 // takeChanges encodes and forgets the changes, after giving a changed map its
@@ -143,32 +105,8 @@ func (s *State) Rows() []Row {
 	if s.Level() > 0 {
 		rows = append(rows, encodeRow(levelKey, s.level))
 	}
-	for id, m := range s.nodes {
-		rows = append(rows, encodeRow(idKey(rowNode, id), m))
-	}
-	for id, m := range s.namespaces {
-		rows = append(rows, encodeRow(idKey(rowNamespace, id), m))
-	}
-	for id, m := range s.pgs {
-		rows = append(rows, encodeRow(idKey(rowPG, id), m))
-	}
-	for id, m := range s.heaps {
-		rows = append(rows, encodeRow(idKey(rowHeap, id), m))
-	}
-	for id, m := range s.shards {
-		rows = append(rows, encodeRow(idKey(rowShard, id), m))
-	}
-	for id, m := range s.sessions {
-		rows = append(rows, encodeRow(idKey(rowSession, id), m))
-	}
-	for id, m := range s.jobs {
-		rows = append(rows, encodeRow(idKey(rowJob, id), m))
-	}
-	for slot, m := range s.audit {
-		rows = append(rows, encodeRow(idKey(rowAudit, slot), m))
-	}
-	for slot, m := range s.reigns {
-		rows = append(rows, encodeRow(idKey(rowReign, slot), m))
+	for _, k := range kinds {
+		rows = append(rows, k.encode(s)...)
 	}
 	for id, m := range s.directory {
 		rows = append(rows, encodeRow(directoryKey(id), m))
@@ -208,45 +146,14 @@ func (s *State) loadRow(r Row) error {
 	case rowDirectory:
 		s.directory[string(r.Key[1:])], err = decode(r.Value, &fsmpb.Directory{})
 	default:
-		if len(r.Key) != 5 {
+		i := slices.IndexFunc(kinds, func(k rowKind) bool { return k.key() == kind })
+		switch {
+		case len(r.Key) != 5:
 			return fmt.Errorf("key of %d bytes, want 5", len(r.Key))
-		}
-		id := binary.BigEndian.Uint32(r.Key[1:])
-		switch kind {
-		case rowNode:
-			s.nodes[id], err = decode(r.Value, &dirpb.Node{})
-		case rowNamespace:
-			s.namespaces[id], err = decode(r.Value, &dirpb.Namespace{})
-		case rowPG:
-			s.pgs[id], err = decode(r.Value, &dirpb.PlacementGroup{})
-		case rowHeap:
-			var h *fsmpb.Heap
-			if h, err = decode(r.Value, &fsmpb.Heap{}); err == nil {
-				// An earlier version knew no homes, without which memory of sessions that live would be
-				// granted again.
-				if n := len(h.ProtoReflect().GetUnknown()); n > 0 {
-					return fmt.Errorf("placement group %d: %d bytes of another version's fields: this version cannot "+
-						"take over that directory", id, n)
-				}
-				s.heaps[id] = h
-			}
-		case rowShard:
-			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
-		case rowAudit:
-			s.audit[id], err = decode(r.Value, &dirpb.AuditEntry{})
-		case rowReign:
-			s.reigns[id], err = decode(r.Value, &fsmpb.Reign{})
-		case rowJob:
-			s.jobs[id], err = decode(r.Value, &fsmpb.Job{})
-		case rowSession:
-			var x *fsmpb.Session
-			if x, err = decode(r.Value, &fsmpb.Session{}); err == nil {
-				s.roster.noteSession(id, s.sessions[id], x)
-				s.sessions[id] = x
-			}
-		default:
+		case i < 0:
 			return errors.New("unknown kind")
 		}
+		err = kinds[i].load(s, binary.BigEndian.Uint32(r.Key[1:]), r.Value)
 	}
 	return err
 }

@@ -53,6 +53,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch,
 		OpenedUnixMillis: c.OpenedUnixMillis,
 		Identity:         c.Identity, Groups: c.Groups, Everywhere: c.Everywhere, Lanes: c.Lanes,
+		KnowsStubs: c.KnowsStubs && s.KnowsTiers(),
 	}
 	s.putSession(x)
 	return x, nil
@@ -80,9 +81,7 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 // the placement groups of its namespace; when it was settled, no intent names its status words. A namespace that is
 // being deleted goes with the last one.
 func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
-	s.roster.noteSession(x.Id, s.sessions[x.Id], nil)
-	delete(s.sessions, x.Id)
-	s.mark(idKey(rowSession, x.Id), nil)
+	sessionRows.drop(s, x.Id)
 	for _, j := range ordered.Values(s.jobs) {
 		if j.Job.Owner == x.Id {
 			s.setOwner(j.Job.Id, 0)

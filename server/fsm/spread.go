@@ -310,7 +310,7 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 		return nil, err
 	}
 	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner), s.checkNodes(old, q),
-		s.checkBounds(old.Mode, q)); err != nil {
+		s.checkBounds(old.Mode, q), s.checkTier(old, q.Tier)); err != nil {
 		return nil, err
 	}
 	w := proto.CloneOf(old)
@@ -322,6 +322,9 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	}
 	if q.MaxPinnedPercent != nil {
 		w.MaxPinnedPercent = *q.MaxPinnedPercent
+	}
+	if q.Tier != nil {
+		w.Tier = tierOf(w, q.Tier)
 	}
 	if !q.KeepLimit {
 		w.LimitBytes = q.LimitBytes

@@ -125,6 +125,7 @@ type Leader struct {
 
 	troubles map[uint32]trouble  // by memory node: why no process of it comes up, as its keeper said last
 	stays    map[uint32]string   // likewise: why its process was not replaced
+	volumes  map[uint32]*volume  // of tier nodes, by id; Plan drops those that are gone
 	rivals   map[uint32]*rival   // likewise: who asked for its name beside its owner
 	arrivals map[string]*arrival // by the name of the memory node, while it registers
 	vouchers vouchers            // by which Trusted judges
@@ -217,6 +218,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration),
 		rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string),
+		volumes:  make(map[uint32]*volume),
 		arrivals: make(map[string]*arrival),
 		vouchers: vouchers{heard: make(map[uint32]bool), ahead: make(map[string]*dirpb.Position)},
 	}

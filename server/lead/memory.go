@@ -94,6 +94,7 @@ type memory struct {
 	reliefAt time.Duration // 0: never looked
 
 	account Account
+	demotes bool          // tier nodes are to make room; see TierBudgets
 	low     [2]uint64     // least lost of this window and of the one before
 	lowAt   time.Duration // when this window began
 }

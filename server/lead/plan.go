@@ -58,7 +58,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //
 //   - the next block of reclaim epochs;
 //   - pauses of memory nodes that are over;
-//   - memory nodes and sessions whose leases ran out;
+//   - memory nodes and sessions whose leases ran out, and tier nodes that are silent for long;
 //   - the end of a freeze, when every session quiesced and no survivor has to be synced;
 //   - recalled extents that are scanned, when a reclaim epoch has passed;
 //   - a placement group that holds nothing and waits for memory nodes that are down or
@@ -90,6 +90,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	p.resume()
 	p.expireNodes()
 	p.expireSessions()
+	p.silenceVolumes()
 	for _, pg := range p.pgs {
 		p.thaw(pg)
 		p.finishRecalls(pg)
@@ -126,6 +127,9 @@ func (l *Leader) awake(now time.Duration) {
 	for _, n := range l.nodes {
 		n.expires += gap
 		n.paused += gap
+	}
+	for _, v := range l.volumes {
+		v.heard += gap
 	}
 	for x := l.leases.first; x != nil; x = x.behind {
 		x.expires = min(x.expires+gap, now+l.opts.Lease)

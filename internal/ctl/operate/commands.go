@@ -26,5 +26,5 @@ func Commands(app *ctl.App) []*cobra.Command {
 			a.printStats),
 			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+
 				memoryHelp),
-		a.topCommand(), a.directoryCommand(), a.auditCommand(), a.supportCommand()}
+		a.topCommand(), a.tierCommand(), a.directoryCommand(), a.auditCommand(), a.supportCommand()}
 }

@@ -74,6 +74,9 @@ type Command struct {
 	//	*Command_Reign
 	//	*Command_Recover
 	//	*Command_LoseMembers
+	//	*Command_KeepVolume
+	//	*Command_SilenceVolume
+	//	*Command_GiveUpVolume
 	Op isCommand_Op `protobuf_oneof:"op"`
 	// If somebody asked for it: kept if it is carried out. The state gives it its number.
 	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -476,6 +479,33 @@ func (x *Command) GetLoseMembers() *LoseMembers {
 	return nil
 }
 
+func (x *Command) GetKeepVolume() *KeepVolume {
+	if x != nil {
+		if x, ok := x.Op.(*Command_KeepVolume); ok {
+			return x.KeepVolume
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSilenceVolume() *SilenceVolume {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SilenceVolume); ok {
+			return x.SilenceVolume
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetGiveUpVolume() *GiveUpVolume {
+	if x != nil {
+		if x, ok := x.Op.(*Command_GiveUpVolume); ok {
+			return x.GiveUpVolume
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAudit() *dirpb.AuditEntry {
 	if x != nil {
 		return x.Audit
@@ -643,6 +673,18 @@ type Command_LoseMembers struct {
 	LoseMembers *LoseMembers `protobuf:"bytes,160,opt,name=lose_members,json=loseMembers,proto3,oneof"`
 }
 
+type Command_KeepVolume struct {
+	KeepVolume *KeepVolume `protobuf:"bytes,240,opt,name=keep_volume,json=keepVolume,proto3,oneof"`
+}
+
+type Command_SilenceVolume struct {
+	SilenceVolume *SilenceVolume `protobuf:"bytes,241,opt,name=silence_volume,json=silenceVolume,proto3,oneof"`
+}
+
+type Command_GiveUpVolume struct {
+	GiveUpVolume *GiveUpVolume `protobuf:"bytes,242,opt,name=give_up_volume,json=giveUpVolume,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -720,6 +762,12 @@ func (*Command_Reign) isCommand_Op() {}
 func (*Command_Recover) isCommand_Op() {}
 
 func (*Command_LoseMembers) isCommand_Op() {}
+
+func (*Command_KeepVolume) isCommand_Op() {}
+
+func (*Command_SilenceVolume) isCommand_Op() {}
+
+func (*Command_GiveUpVolume) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
@@ -1497,7 +1545,8 @@ type OpenSession struct {
 	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`          // of the caller
 	// The caller's role lets it use every namespace.
 	Everywhere    bool   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
-	Lanes         uint32 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"` // of its tokens
+	Lanes         uint32 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"`                              // of its tokens
+	KnowsStubs    bool   `protobuf:"varint,240,opt,name=knows_stubs,json=knowsStubs,proto3" json:"knows_stubs,omitempty"` // as in OpenSessionRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1607,6 +1656,13 @@ func (x *OpenSession) GetLanes() uint32 {
 		return x.Lanes
 	}
 	return 0
+}
+
+func (x *OpenSession) GetKnowsStubs() bool {
+	if x != nil {
+		return x.KnowsStubs
+	}
+	return false
 }
 
 type CloseSession struct {
@@ -2749,6 +2805,156 @@ func (x *FinishRecall) GetMinEpoch() uint64 {
 	return 0
 }
 
+// KeepVolume takes in what a tier node says of itself. With id 0 its folder is new, or it has not heard of its id.
+type KeepVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *dirpb.Volume          `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepVolume) Reset() {
+	*x = KeepVolume{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepVolume) ProtoMessage() {}
+
+func (x *KeepVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepVolume.ProtoReflect.Descriptor instead.
+func (*KeepVolume) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *KeepVolume) GetVolume() *dirpb.Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+// SilenceVolume says that a process of a tier node was not heard for long.
+type SilenceVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      uint32                 `protobuf:"varint,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Boot          uint64                 `protobuf:"varint,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SilenceVolume) Reset() {
+	*x = SilenceVolume{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SilenceVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SilenceVolume) ProtoMessage() {}
+
+func (x *SilenceVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SilenceVolume.ProtoReflect.Descriptor instead.
+func (*SilenceVolume) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *SilenceVolume) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
+}
+
+func (x *SilenceVolume) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+type GiveUpVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      uint32                 `protobuf:"varint,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	UnixMillis    int64                  `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveUpVolume) Reset() {
+	*x = GiveUpVolume{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveUpVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveUpVolume) ProtoMessage() {}
+
+func (x *GiveUpVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveUpVolume.ProtoReflect.Descriptor instead.
+func (*GiveUpVolume) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *GiveUpVolume) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
+}
+
+func (x *GiveUpVolume) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
 type DrainNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -2759,7 +2965,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2977,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2990,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -2813,7 +3019,7 @@ type Rebalance struct {
 
 func (x *Rebalance) Reset() {
 	*x = Rebalance{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2825,7 +3031,7 @@ func (x *Rebalance) String() string {
 func (*Rebalance) ProtoMessage() {}
 
 func (x *Rebalance) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2838,7 +3044,7 @@ func (x *Rebalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
 func (*Rebalance) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Rebalance) GetNamespaceId() uint32 {
@@ -2873,7 +3079,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3091,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3104,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2933,7 +3139,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3151,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3164,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2989,7 +3195,7 @@ type RemakePG struct {
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3207,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3220,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -3066,15 +3272,16 @@ type Meta struct {
 	AuditNumber   uint64 `protobuf:"varint,43,opt,name=audit_number,json=auditNumber,proto3" json:"audit_number,omitempty"`         // of the latest audit entry
 	// Sessions that ever ended with status words that intents may name.
 	StatusDeaths  uint64 `protobuf:"varint,50,opt,name=status_deaths,json=statusDeaths,proto3" json:"status_deaths,omitempty"`
-	Reigns        uint64 `protobuf:"varint,120,opt,name=reigns,proto3" json:"reigns,omitempty"`         // that there were
-	Recoveries    uint64 `protobuf:"varint,121,opt,name=recoveries,proto3" json:"recoveries,omitempty"` // of the cluster from one node's folder
+	Reigns        uint64 `protobuf:"varint,120,opt,name=reigns,proto3" json:"reigns,omitempty"`                     // that there were
+	Recoveries    uint64 `protobuf:"varint,121,opt,name=recoveries,proto3" json:"recoveries,omitempty"`             // of the cluster from one node's folder
+	VolumeId      uint32 `protobuf:"varint,240,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"` // last given out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3293,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3306,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -3221,6 +3428,13 @@ func (x *Meta) GetRecoveries() uint64 {
 	return 0
 }
 
+func (x *Meta) GetVolumeId() uint32 {
+	if x != nil {
+		return x.VolumeId
+	}
+	return 0
+}
+
 type Directory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3233,7 +3447,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3459,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3472,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Directory) GetId() string {
@@ -3330,7 +3544,7 @@ type Heap struct {
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3342,7 +3556,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3355,7 +3569,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -3511,7 +3725,7 @@ type Recovered struct {
 
 func (x *Recovered) Reset() {
 	*x = Recovered{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3523,7 +3737,7 @@ func (x *Recovered) String() string {
 func (*Recovered) ProtoMessage() {}
 
 func (x *Recovered) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3536,7 +3750,7 @@ func (x *Recovered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovered.ProtoReflect.Descriptor instead.
 func (*Recovered) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Recovered) GetEpoch() uint32 {
@@ -3583,7 +3797,7 @@ type Departed struct {
 
 func (x *Departed) Reset() {
 	*x = Departed{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3595,7 +3809,7 @@ func (x *Departed) String() string {
 func (*Departed) ProtoMessage() {}
 
 func (x *Departed) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3822,7 @@ func (x *Departed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Departed.ProtoReflect.Descriptor instead.
 func (*Departed) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Departed) GetNodeId() uint32 {
@@ -3664,7 +3878,7 @@ type HeldStatus struct {
 
 func (x *HeldStatus) Reset() {
 	*x = HeldStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +3890,7 @@ func (x *HeldStatus) String() string {
 func (*HeldStatus) ProtoMessage() {}
 
 func (x *HeldStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +3903,7 @@ func (x *HeldStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
 func (*HeldStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *HeldStatus) GetOffset() uint64 {
@@ -3717,7 +3931,7 @@ type DeadStatus struct {
 
 func (x *DeadStatus) Reset() {
 	*x = DeadStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3943,7 @@ func (x *DeadStatus) String() string {
 func (*DeadStatus) ProtoMessage() {}
 
 func (x *DeadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3956,7 @@ func (x *DeadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
 func (*DeadStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeadStatus) GetOffset() uint64 {
@@ -3771,7 +3985,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +3997,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +4010,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -3832,7 +4046,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3844,7 +4058,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3857,7 +4071,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -3891,7 +4105,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3903,7 +4117,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3916,7 +4130,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -3947,7 +4161,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4173,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4186,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -4015,7 +4229,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4027,7 +4241,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4040,7 +4254,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -4076,7 +4290,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4088,7 +4302,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4101,7 +4315,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -4143,13 +4357,14 @@ type Session struct {
 	Everywhere       bool                   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
 	Lanes            uint32                 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"`                                   // that its tokens allow, as its namespace's quota was when it was opened
 	StatusNumber     uint64                 `protobuf:"varint,51,opt,name=status_number,json=statusNumber,proto3" json:"status_number,omitempty"` // of the last renewal that gave status words back
+	KnowsStubs       bool                   `protobuf:"varint,240,opt,name=knows_stubs,json=knowsStubs,proto3" json:"knows_stubs,omitempty"`      // as in OpenSessionRequest
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4376,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4389,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{48}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Session) GetId() uint32 {
@@ -4289,6 +4504,13 @@ func (x *Session) GetStatusNumber() uint64 {
 	return 0
 }
 
+func (x *Session) GetKnowsStubs() bool {
+	if x != nil {
+		return x.KnowsStubs
+	}
+	return false
+}
+
 type Incarnation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -4299,7 +4521,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4533,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4546,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{49}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -4351,7 +4573,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4363,7 +4585,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4376,7 +4598,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{50}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Row) GetKey() []byte {
@@ -4403,7 +4625,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[51]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4415,7 +4637,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[51]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4428,7 +4650,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{51}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -4450,7 +4672,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x8f\x13\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xd3\x14\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -4502,7 +4724,11 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x05raise\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelH\x00R\x05raise\x12)\n" +
 	"\x05reign\x18x \x01(\v2\x11.kvd.fsm.v1.ReignH\x00R\x05reign\x12/\n" +
 	"\arecover\x18y \x01(\v2\x13.kvd.fsm.v1.RecoverH\x00R\arecover\x12=\n" +
-	"\flose_members\x18\xa0\x01 \x01(\v2\x17.kvd.fsm.v1.LoseMembersH\x00R\vloseMembers\x122\n" +
+	"\flose_members\x18\xa0\x01 \x01(\v2\x17.kvd.fsm.v1.LoseMembersH\x00R\vloseMembers\x12:\n" +
+	"\vkeep_volume\x18\xf0\x01 \x01(\v2\x16.kvd.fsm.v1.KeepVolumeH\x00R\n" +
+	"keepVolume\x12C\n" +
+	"\x0esilence_volume\x18\xf1\x01 \x01(\v2\x19.kvd.fsm.v1.SilenceVolumeH\x00R\rsilenceVolume\x12A\n" +
+	"\x0egive_up_volume\x18\xf2\x01 \x01(\v2\x18.kvd.fsm.v1.GiveUpVolumeH\x00R\fgiveUpVolume\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
 	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
@@ -4569,7 +4795,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\rreclaim_epoch\x18\x05 \x01(\x04R\freclaimEpoch\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
-	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
+	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xee\x02\n" +
 	"\vOpenSession\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -4585,7 +4811,9 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
 	"everywhere\x12\x14\n" +
-	"\x05lanes\x182 \x01(\rR\x05lanes\"\xa8\x01\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\x12 \n" +
+	"\vknows_stubs\x18\xf0\x01 \x01(\bR\n" +
+	"knowsStubs\"\xa8\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
@@ -4691,7 +4919,17 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06extent\x18\x02 \x01(\rR\x06extent\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1b\n" +
-	"\tmin_epoch\x18\x04 \x01(\x04R\bminEpoch\"<\n" +
+	"\tmin_epoch\x18\x04 \x01(\x04R\bminEpoch\">\n" +
+	"\n" +
+	"KeepVolume\x120\n" +
+	"\x06volume\x18\x01 \x01(\v2\x18.kvd.directory.v1.VolumeR\x06volume\"@\n" +
+	"\rSilenceVolume\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\rR\bvolumeId\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x04R\x04boot\"L\n" +
+	"\fGiveUpVolume\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\rR\bvolumeId\x12\x1f\n" +
+	"\vunix_millis\x18\x02 \x01(\x03R\n" +
+	"unixMillis\"<\n" +
 	"\tDrainNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"t\n" +
@@ -4713,7 +4951,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\x12 \n" +
 	"\vunix_millis\x18\xa0\x01 \x01(\x03R\n" +
-	"unixMillis\"\xa0\x04\n" +
+	"unixMillis\"\xbe\x04\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -4738,7 +4976,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06reigns\x18x \x01(\x04R\x06reigns\x12\x1e\n" +
 	"\n" +
 	"recoveries\x18y \x01(\x04R\n" +
-	"recoveries\"q\n" +
+	"recoveries\x12\x1c\n" +
+	"\tvolume_id\x18\xf0\x01 \x01(\rR\bvolumeId\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
@@ -4821,7 +5060,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\x89\x04\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xab\x04\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -4843,7 +5082,9 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"everywhere\x18* \x01(\bR\n" +
 	"everywhere\x12\x14\n" +
 	"\x05lanes\x182 \x01(\rR\x05lanes\x12#\n" +
-	"\rstatus_number\x183 \x01(\x04R\fstatusNumber\"H\n" +
+	"\rstatus_number\x183 \x01(\x04R\fstatusNumber\x12 \n" +
+	"\vknows_stubs\x18\xf0\x01 \x01(\bR\n" +
+	"knowsStubs\"H\n" +
 	"\vIncarnation\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"-\n" +
@@ -4866,7 +5107,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
@@ -4898,46 +5139,50 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*ClaimJob)(nil),                     // 27: kvd.fsm.v1.ClaimJob
 	(*EndJob)(nil),                       // 28: kvd.fsm.v1.EndJob
 	(*FinishRecall)(nil),                 // 29: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 30: kvd.fsm.v1.DrainNode
-	(*Rebalance)(nil),                    // 31: kvd.fsm.v1.Rebalance
-	(*RemoveNode)(nil),                   // 32: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 33: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 34: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 35: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 36: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 37: kvd.fsm.v1.Heap
-	(*Recovered)(nil),                    // 38: kvd.fsm.v1.Recovered
-	(*Departed)(nil),                     // 39: kvd.fsm.v1.Departed
-	(*HeldStatus)(nil),                   // 40: kvd.fsm.v1.HeldStatus
-	(*DeadStatus)(nil),                   // 41: kvd.fsm.v1.DeadStatus
-	(*Array)(nil),                        // 42: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 43: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 44: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 45: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 46: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 47: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 48: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 49: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 50: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 51: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 52: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 53: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 54: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 55: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 56: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.PauseNodeRequest)(nil),       // 57: kvd.directory.v1.PauseNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 58: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 59: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 60: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 61: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 62: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 63: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 64: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 65: kvd.directory.v1.JobReport
-	(dirpb.Rebalancing)(0),               // 66: kvd.directory.v1.Rebalancing
-	(*dirpb.UnitRuns)(nil),               // 67: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 68: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 69: kvd.directory.v1.SessionLife
+	(*KeepVolume)(nil),                   // 30: kvd.fsm.v1.KeepVolume
+	(*SilenceVolume)(nil),                // 31: kvd.fsm.v1.SilenceVolume
+	(*GiveUpVolume)(nil),                 // 32: kvd.fsm.v1.GiveUpVolume
+	(*DrainNode)(nil),                    // 33: kvd.fsm.v1.DrainNode
+	(*Rebalance)(nil),                    // 34: kvd.fsm.v1.Rebalance
+	(*RemoveNode)(nil),                   // 35: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 36: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 37: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 38: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 39: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 40: kvd.fsm.v1.Heap
+	(*Recovered)(nil),                    // 41: kvd.fsm.v1.Recovered
+	(*Departed)(nil),                     // 42: kvd.fsm.v1.Departed
+	(*HeldStatus)(nil),                   // 43: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 44: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 45: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 46: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 47: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 48: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 49: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 50: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 51: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 52: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 53: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 54: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 55: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 56: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 57: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 58: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 59: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.PauseNodeRequest)(nil),       // 60: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 61: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 62: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 63: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 64: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 65: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 66: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 67: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 68: kvd.directory.v1.JobReport
+	(*dirpb.Volume)(nil),                 // 69: kvd.directory.v1.Volume
+	(dirpb.Rebalancing)(0),               // 70: kvd.directory.v1.Rebalancing
+	(*dirpb.UnitRuns)(nil),               // 71: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 72: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 73: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -4945,7 +5190,7 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	8,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	9,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	10, // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	52, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	55, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	12, // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	13, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	14, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
@@ -4960,57 +5205,61 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	27, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
 	28, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
 	29, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	30, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	32, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	33, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	53, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	33, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	35, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	36, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	56, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
 	15, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	31, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
-	54, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	55, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	34, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	56, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	34, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
+	57, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	58, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	37, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	59, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
 	1,  // 30: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
 	2,  // 31: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
 	21, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
 	22, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	57, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	60, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
 	4,  // 35: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
 	6,  // 36: kvd.fsm.v1.Command.reign:type_name -> kvd.fsm.v1.Reign
 	5,  // 37: kvd.fsm.v1.Command.recover:type_name -> kvd.fsm.v1.Recover
 	11, // 38: kvd.fsm.v1.Command.lose_members:type_name -> kvd.fsm.v1.LoseMembers
-	58, // 39: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	59, // 40: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	4,  // 41: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
-	36, // 42: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	60, // 43: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	61, // 44: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	62, // 45: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	16, // 46: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	63, // 47: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	64, // 48: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	65, // 49: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	66, // 50: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
-	47, // 51: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	42, // 52: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	45, // 53: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	65, // 54: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	43, // 55: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	44, // 56: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	40, // 57: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	41, // 58: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	39, // 59: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
-	38, // 60: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
-	67, // 61: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	68, // 62: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	69, // 63: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	49, // 64: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	50, // 65: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	66, // [66:66] is the sub-list for method output_type
-	66, // [66:66] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	30, // 39: kvd.fsm.v1.Command.keep_volume:type_name -> kvd.fsm.v1.KeepVolume
+	31, // 40: kvd.fsm.v1.Command.silence_volume:type_name -> kvd.fsm.v1.SilenceVolume
+	32, // 41: kvd.fsm.v1.Command.give_up_volume:type_name -> kvd.fsm.v1.GiveUpVolume
+	61, // 42: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	62, // 43: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	4,  // 44: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
+	39, // 45: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	63, // 46: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	64, // 47: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	65, // 48: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	16, // 49: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	66, // 50: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	67, // 51: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	68, // 52: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	69, // 53: kvd.fsm.v1.KeepVolume.volume:type_name -> kvd.directory.v1.Volume
+	70, // 54: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
+	50, // 55: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	45, // 56: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	48, // 57: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	68, // 58: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	46, // 59: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	47, // 60: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	43, // 61: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	44, // 62: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	42, // 63: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	41, // 64: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
+	71, // 65: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	72, // 66: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	73, // 67: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	52, // 68: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	53, // 69: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	70, // [70:70] is the sub-list for method output_type
+	70, // [70:70] is the sub-list for method input_type
+	70, // [70:70] is the sub-list for extension type_name
+	70, // [70:70] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -5058,6 +5307,9 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_Reign)(nil),
 		(*Command_Recover)(nil),
 		(*Command_LoseMembers)(nil),
+		(*Command_KeepVolume)(nil),
+		(*Command_SilenceVolume)(nil),
+		(*Command_GiveUpVolume)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5065,7 +5317,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,118 @@
+package tier
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// volumeFile is the file that says which volume a folder is.
+const volumeFile = "VOLUME"
+
+// folderFormat is of volumeFile.
+const folderFormat = 1
+
+// folder is what volumeFile holds.
+type folder struct {
+	Format int
+	Folder uint64 // drawn when the folder was made
+	Boot   uint64 // of the process that has it
+	// Volume and Cluster are the directory's; 0 and empty until it has answered once.
+	Volume  uint32
+	Cluster string
+
+	dir     string
+	process uint64 // drawn by this process
+}
+
+func randomID() uint64 {
+	var b [8]byte
+	for {
+		rand.Read(b[:]) // crypto/rand: never fails
+		if id := binary.LittleEndian.Uint64(b[:]); id != 0 {
+			return id
+		}
+	}
+}
+
+// lock takes a file that nobody else may have, until it is closed or the process ends.
+func lock(path string) (io.Closer, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// openFolder reads what a folder is, or makes it new, and counts this process's boot before anybody hears of it.
+func openFolder(dir string) (*folder, error) {
+	path := filepath.Join(dir, volumeFile)
+	f := &folder{Format: folderFormat, Folder: randomID()}
+	b, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("read which volume the folder is: %w", err)
+	default:
+		*f = folder{}
+		if err := json.Unmarshal(b, f); err != nil || f.Format == 0 || f.Folder == 0 {
+			return nil, fmt.Errorf("%s does not say which volume the folder is; nothing was changed: %w", path,
+				errors.Join(err, errors.New("damaged")))
+		}
+		if f.Format != folderFormat {
+			return nil, fmt.Errorf("%s has format %d, and this version knows %d; nothing was changed", path, f.Format,
+				folderFormat)
+		}
+	}
+	f.dir, f.process = dir, randomID()
+	f.Boot++
+	return f, f.write()
+}
+
+// write makes the file durable, whole or as it was.
+func (f *folder) write() error {
+	b, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(f.dir, volumeFile+".next")
+	if err := writeSynced(next, append(b, '\n')); err != nil {
+		return fmt.Errorf("write which volume the folder is: %w", err)
+	}
+	err = os.Rename(next, filepath.Join(f.dir, volumeFile))
+	if err == nil {
+		err = syncDir(f.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("write which volume the folder is: %w", err)
+	}
+	return nil
+}
+
+func writeSynced(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
