@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
@@ -12,7 +13,7 @@ type planHost struct{ c *conn }
 
 // planLimits are those of a batch.
 var planLimits = exec.Limits{OneLimit: oneLimit, EachLimit: eachLimit, Few: freeUnits, AtOnce: maxUnits,
-	Tries: largeTries, ReadCost: readCost}
+	Tries: largeTries, ReadCost: readCost, WriteCost: writeCost}
 
 func (h planHost) API(db int) client.API { return h.c.g.dbs[db].api }
 
@@ -59,3 +60,5 @@ func (h planHost) Begins(keys []*exec.Key) (read func(err error)) {
 }
 
 func (h planHost) Sees(n exec.KeyName) { h.c.sees(n) }
+
+func (h planHost) Rest(d time.Duration) bool { return h.c.g.pause(d) }

@@ -3,7 +3,6 @@ package gateway
 import (
 	"bytes"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -26,9 +25,8 @@ import (
 // script's time limit needs.
 type staged struct {
 	exec.Plan
-	c    *conn
-	out  resp.Writer // what the function replies
-	lost bool        // a watched key has changed
+	c   *conn
+	out resp.Writer // what the function replies
 	// mayWait: the function is a command that waits if it finds nothing. waited: it has done so.
 	mayWait, waited bool
 	// showing: somebody MONITORs.
@@ -84,8 +82,8 @@ func onStaged(f stagedFunc) values.SeveralFunc {
 	return func(t values.Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }
 }
 
-// errAgain: stagedTries tries have each met a write of somebody else.
-var errAgain = errors.New("keys change too often; nothing was done")
+// errLost gives up a transaction of which a watched key has changed. Nothing was done.
+var errLost = errors.New("a watched key has changed")
 
 // namesOf appends the keys that a command names. It leaves out those that the command is going to refuse.
 // It is a guess at what the command will use: a key beyond it is read when it is asked for, at the price of a round
@@ -120,7 +118,7 @@ func (t *staged) in() *database { return &t.c.g.dbs[t.DB] }
 func (t *staged) require(x watch) {
 	t.KeyIn(x.DB, []byte(x.Name))
 	if k := t.Find[x.stagedName]; t.Err == nil && (k.Version != x.version || x.touched()) {
-		t.lost = true
+		t.Err = errLost
 	}
 }
 
@@ -183,75 +181,40 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-// stagedTries is how often a function runs, while others change what it has read.
-// Each of them that fails means that somebody else's write has succeeded, so the store as a whole makes progress.
-const stagedTries = 256
-
 // performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as
 // that is known. The replies are in the staged's out; err says why nothing was done, or that it is not known. It is to
 // be freed when the replies have been sent. began is about now.
-func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged,
-	err error) {
+func (c *conn) performStaged(began time.Time, names []stagedName, f func(t *staged)) (t *staged, err error) {
 	t = newStaged(c)
 	t.showing = c.g.heed.Load()&heedMonitor != 0
-	defer func() { t.tellMonitors() }()
-	for tries := range stagedTries {
-		// The pause grows with the tries, up to 64 ms, and is random: gateways that met once would meet again in step
-		// otherwise.
-		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
-			return t, client.ErrClosed
-		}
-		t.changes, t.messages = t.changes[:0], t.messages[:0]
-		t.shown.again()
-		if tries > 0 {
-			began = time.Now()
-		}
-		t.Begin(began.UnixMilli(), c.db)
-		t.out.Reset(keepReply)
-		t.out.Proto, t.out.Errors = c.proto, 0
-		// A try that was given up for want of room begins with memory for it, three times, as writeCost has it.
-		if t.Room > oneLimit && !t.Take(writeCost*int64(t.Room)) {
-			return t, t.Err
-		}
-		t.LoadNamed(names)
-		for _, x := range watched {
-			t.require(x)
-		}
-		if t.lost || t.Err != nil {
-			return t, t.Err
-		}
+	defer t.tellMonitors()
+	err = t.Perform(began, c.db, &exec.Work{Keys: names, Begin: t.again, Run: func() int {
 		f(t)
-		// The reply was made in any case by now; its memory is taken so that many long ones at a time are refused.
-		if t.Err == nil && t.out.Len() > oneLimit {
-			t.Take(2 * int64(t.out.Len()))
-		}
-		if t.Err != nil {
-			return t, t.Err
-		}
-		if want := t.Wanted(); want > 0 {
-			t.Room = max(want, 2*t.Room)
-			continue
-		}
-		switch err := t.Commit(); {
-		case err == nil && t.waited && c.link.PeerGone() && t.putBack():
-			return t, errGone
-		case err == nil:
-			t.announce()
-			t.tellOfWrites()
-			t.conclude(true)
-			return t, nil
-		case !errors.Is(err, exec.ErrChanged):
-			if errors.Is(err, client.ErrUnknownOutcome) {
-				// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites
-				// goes by the keys for them.
-				t.changes = nil
-				t.tellOfWrites()
-				t.conclude(false)
-			}
-			return t, err
-		}
+		return t.out.Len()
+	}})
+	switch {
+	case err == nil && t.waited && c.link.PeerGone() && t.putBack():
+		return t, errGone
+	case err == nil:
+		t.announce()
+		t.tellOfWrites()
+		t.conclude(true)
+	case errors.Is(err, client.ErrUnknownOutcome):
+		// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by
+		// the keys for them.
+		t.changes = nil
+		t.tellOfWrites()
+		t.conclude(false)
 	}
-	return t, errAgain
+	return t, err
+}
+
+// again forgets what a try has done.
+func (t *staged) again() {
+	t.changes, t.messages = t.changes[:0], t.messages[:0]
+	t.shown.again()
+	t.out.Reset(keepReply)
+	t.out.Proto, t.out.Errors = t.c.proto, 0
 }
 
 func (c *conn) stagedError(err error) string {
@@ -259,7 +222,7 @@ func (c *conn) stagedError(err error) string {
 	switch {
 	case errors.As(err, &r):
 		return string(r)
-	case errors.Is(err, exec.ErrDatabases), errors.Is(err, errAgain), errors.Is(err, exec.ErrManyKeys):
+	case errors.Is(err, exec.ErrDatabases), errors.Is(err, exec.ErrAgain), errors.Is(err, exec.ErrManyKeys):
 		return "ERR kvd: " + err.Error()
 	case errors.Is(err, client.ErrTxnTooLarge), errors.Is(err, client.ErrTxnContended):
 		return "ERR kvd: " + brief(err) + "; nothing was done"
@@ -270,7 +233,7 @@ func (c *conn) stagedError(err error) string {
 // performSeveral performs a command on several keys by itself.
 // It writes one reply to w, whether it went well or not.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
-	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), nil, func(t *staged) {
+	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), func(t *staged) {
 		t.Moves = cmd.ID == spec.CmdMove
 		t.run(cmd, args, &t.out)
 	})
@@ -295,7 +258,13 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	replies := make([]reply, len(queue))
 	late := c.tracksInside(queue)
 	c.tracksLate = late != nil
-	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
+	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), func(t *staged) {
+		for _, x := range watched {
+			t.require(x)
+		}
+		if t.Failed() {
+			return
+		}
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
 			replies[i].refused = c.refusalAtExec(q.cmd, q.args, t.DB)
@@ -317,11 +286,11 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	c.tracksLate = false
 	defer t.free()
 	switch {
+	case errors.Is(err, errLost):
+		w.NullArray()
+		return nil
 	case err != nil:
 		w.Error(c.stagedError(err))
-		return nil
-	case t.lost:
-		w.NullArray()
 		return nil
 	}
 	w.Array(len(queue))

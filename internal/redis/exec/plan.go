@@ -1,8 +1,8 @@
 // Package exec performs commands on keys in one step, over a client.API alone. It knows no connection, no command, and
 // nobody who wants to hear of what has been done.
 //
-// Start with [Plan]. It reads keys when commands ask for them, and has the commands work on them. Then it writes what
-// has changed if all is still what was read. Else somebody else was faster, and its owner begins anew.
+// Start with [Plan] and its Perform. It reads keys when commands ask for them, and has the commands work on them. Then
+// it writes what has changed if all is still what was read. Else somebody else was faster, and it begins anew.
 //
 // A Plan and its keys are for one goroutine. Values that it reads are the Plan's until it begins anew. Its memory is
 // out of its owner's share. The shape is titan's: commands work on a transaction, and one place commits it.
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -39,6 +40,8 @@ type Host interface {
 	Begins(keys []*Key) (read func(err error))
 	// Sees hears of a key that was there when it was read.
 	Sees(n KeyName)
+	// Rest waits between two tries, and reports whether there is to be another one.
+	Rest(d time.Duration) bool
 }
 
 // Limits are a Host's, on memory and on how much is done at once.
@@ -48,6 +51,7 @@ type Limits struct {
 	AtOnce              int   // operations at a time
 	Tries               int   // of an operation whose value grows meanwhile
 	ReadCost            int64 // how often an operation may have in memory what it reads
+	WriteCost           int64 // and what it writes
 }
 
 // maxKeys bounds the keys of one Plan, and keep those of one that is used again.

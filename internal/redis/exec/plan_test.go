@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
@@ -18,6 +19,8 @@ type shelf struct {
 	encodings values.EncodingLimits
 	began     int // keys that were to be read
 	seen      []KeyName
+	rests     int
+	meanwhile func() bool
 }
 
 func (s *shelf) API(db int) client.API  { return s.dbs[db] }
@@ -25,6 +28,13 @@ func (s *shelf) Together(a, b int) bool { return a == b }
 func (s *shelf) Prepare(k *Key)         { k.Stored, k.MaxValue, k.Limits = []byte(k.Name), 1<<20, &s.encodings }
 func (s *shelf) Drop(n int64)           { s.memory += n }
 func (s *shelf) Sees(n KeyName)         { s.seen = append(s.seen, n) }
+
+// Rest does what somebody else does meanwhile.
+func (s *shelf) Rest(time.Duration) bool {
+	s.rests++
+	return s.meanwhile == nil || s.meanwhile()
+}
+
 func (s *shelf) Refuses(n KeyName) error {
 	return map[string]error{"bad": errors.New("ERR bad")}[n.Name]
 }
@@ -46,7 +56,7 @@ func (s *shelf) Begins(keys []*Key) func(error) {
 	return func(error) {}
 }
 
-var limits = Limits{OneLimit: 64 << 10, EachLimit: 4 << 10, Few: 4, AtOnce: 8, Tries: 4, ReadCost: 3}
+var limits = Limits{OneLimit: 64 << 10, EachLimit: 4 << 10, Few: 4, AtOnce: 8, Tries: 4, ReadCost: 3, WriteCost: 3}
 
 func newShelf(dbs int) *shelf {
 	s := &shelf{memory: 1 << 20}
@@ -200,6 +210,63 @@ func TestTogether(t *testing.T) {
 	for _, k := range p.Keys {
 		if k.Used {
 			t.Errorf("%s is a condition", k.Name)
+		}
+	}
+}
+
+// TestPerform: what is read and has changed meanwhile is read again, until the commit succeeds or somebody gives up.
+func TestPerform(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		behind int // tries between whose read and commit somebody writes
+		rests  int // after which it is not to go on; 0: never
+		want   int // bytes for which the first try has no room
+		err    error
+		tries  int
+		a      string
+	}{
+		{"nobody else", 0, 0, 0, nil, 1, "1+"},
+		{"one write of somebody else", 1, 0, 0, nil, 2, "x+"},
+		{"many", 9, 0, 0, nil, 10, "x+"},
+		{"always", maxTries, 0, 0, ErrAgain, maxTries, "x"},
+		{"no more tries", maxTries, 3, 0, client.ErrClosed, 4, "x"},
+		{"no room", 0, 0, 80 << 10, nil, 2, "1+"},
+	} {
+		s := newShelf(1)
+		s.put(t, "a", "1")
+		p := s.plan(t)
+		s.meanwhile = func() bool { return s.rests != c.rests }
+		tries, begun := 0, 0
+		err := p.Perform(time.UnixMilli(1e12), 0, &Work{Keys: []KeyName{{Name: "a"}}, Begin: func() { begun++ },
+			Run: func() int {
+				k := p.Key([]byte("a"))
+				k.SetAs(client.Plain, append(k.Value[:len(k.Value):len(k.Value)], '+'), 0)
+				if tries++; tries <= c.behind {
+					s.put(t, "a", "x")
+				}
+				if p.Room < c.want {
+					k.Want = c.want
+				}
+				return 0
+			}})
+		if a := s.value(t, 0, "a"); !errors.Is(err, c.err) || tries != c.tries || begun < tries || a != c.a {
+			t.Errorf("%s: %v in %d tries, begun %d times, a is %s; want %v in %d, %s", c.what, err, tries, begun, a,
+				c.err, c.tries, c.a)
+		}
+	}
+}
+
+// TestPerformReply: replies that are long take memory, and nothing is done without it.
+func TestPerformReply(t *testing.T) {
+	for reply, ok := range map[int]bool{limits.OneLimit: true, 400 << 10: true, 600 << 10: false} {
+		s := newShelf(1)
+		p := s.plan(t)
+		err := p.Perform(time.UnixMilli(1e12), 0, &Work{Begin: func() {}, Run: func() int {
+			p.set("a", "1")
+			return reply
+		}})
+		if done := s.value(t, 0, "a") == "1"; done != ok || (err == nil) != ok {
+			t.Errorf("a reply of %d bytes: %v, done %t", reply, err, done)
 		}
 	}
 }
