@@ -539,7 +539,7 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *values.Blocking, names
 	if again {
 		args = nil // it has missed its keys already
 	}
-	t, err := c.performStaged(time.Now(), nil, func(t *staged) {
+	t, err := c.performStaged(time.Now(), nil, exec.Look, func(t *staged) {
 		defer t.noteChanges(cmd, args, &t.out)()
 		t.mayWait, t.waited = true, again
 		found, err := b.Try(t, names, again, &t.out)

@@ -13,7 +13,8 @@ type planHost struct{ c *conn }
 
 // planLimits are those of a batch.
 var planLimits = exec.Limits{OneLimit: oneLimit, EachLimit: eachLimit, Few: freeUnits, AtOnce: maxUnits,
-	Tries: largeTries, ReadCost: readCost, WriteCost: writeCost}
+	Tries: largeTries, ReadCost: readCost, WriteCost: writeCost,
+	PutCost: putCost}
 
 func (h planHost) API(db int) client.API { return h.c.g.dbs[db].api }
 

@@ -63,8 +63,8 @@ func scriptCommands() performers {
 	}
 }
 
-// stagedCommands run other commands, or work on what the gateways of a store share.
-func stagedCommands() map[spec.ID]stagedFunc {
+// stagedFuncs run other commands, or work on what the gateways of a store share.
+func stagedFuncs() map[spec.ID]stagedFunc {
 	return map[spec.ID]stagedFunc{
 		spec.CmdEval:            evaluator(false, false),
 		spec.CmdEvalsha:         evaluator(true, false),

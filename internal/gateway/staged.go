@@ -25,8 +25,9 @@ import (
 // script's time limit needs.
 type staged struct {
 	exec.Plan
-	c   *conn
-	out resp.Writer // what the function replies
+	c    *conn
+	does func(t *staged) // the function
+	out  resp.Writer     // what it replies
 	// mayWait: the function is a command that waits if it finds nothing. waited: it has done so.
 	mayWait, waited bool
 	// showing: somebody MONITORs.
@@ -40,6 +41,7 @@ type staged struct {
 	missed     []*exec.Key    // and what it has not found
 	messages   []posted       // what scripts have published so far
 	shown      shownLines     // for MONITOR
+	lookups    [2]uint64      // misses and hits
 
 	// Memory that serves again.
 	task   luascript.Task // of the script that runs
@@ -92,7 +94,13 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < client.MaxTxnKeys; i += s.Step {
 			if badKey(&g.dbs[db], args[i]) == nil {
-				dst = append(dst, stagedName{DB: db, Name: string(args[i])})
+				n := stagedName{DB: db}
+				if last := len(dst) - 1; last >= 0 && dst[last].Name == string(args[i]) {
+					n.Name = dst[last].Name
+				} else {
+					n.Name = string(args[i])
+				}
+				dst = append(dst, n)
 			}
 		}
 	}
@@ -148,6 +156,7 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 		}
 		k := t.Key(args[cmd.First])
 		k.Count, k.Also = 0, ""
+		t.noteLookup(cmd, k)
 		return cmd.key(k, args, w)
 	}
 	if cmd.Fold == spec.SetAll && len(args)%2 == 0 {
@@ -168,6 +177,7 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	for i, name := range names {
 		k := t.Key(name)
 		k.Count = 0
+		t.noteLookup(cmd, k)
 		values.WriteRefusal(w, cmd.key(k, args[1+i*cmd.Step:][:cmd.Step], w))
 		sum += k.Count
 	}
@@ -181,17 +191,23 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
+// noteLookup counts a hit or a miss, if the command is one that looks for a key.
+func (t *staged) noteLookup(cmd *command, k *values.Key) {
+	if cmd.Kind.Looks() {
+		t.lookups[values.Bit(k.Present)]++
+	}
+}
+
 // performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as
 // that is known. The replies are in the staged's out; err says why nothing was done, or that it is not known. It is to
 // be freed when the replies have been sent. began is about now.
-func (c *conn) performStaged(began time.Time, names []stagedName, f func(t *staged)) (t *staged, err error) {
+func (c *conn) performStaged(began time.Time, names []stagedName, way exec.Way, f func(t *staged)) (t *staged,
+	err error) {
 	t = newStaged(c)
 	t.showing = c.g.heed.Load()&heedMonitor != 0
 	defer t.tellMonitors()
-	err = t.Perform(began, c.db, &exec.Work{Keys: names, Begin: t.again, Run: func() int {
-		f(t)
-		return t.out.Len()
-	}})
+	t.does = f
+	err = t.Perform(began, c.db, names, way, (*stagedCommands)(t))
 	switch {
 	case err == nil && t.waited && c.link.PeerGone() && t.putBack():
 		return t, errGone
@@ -199,6 +215,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, f func(t *stag
 		t.announce()
 		t.tellOfWrites()
 		t.conclude(true)
+		c.g.m.noteLookups(t.lookups)
 	case errors.Is(err, client.ErrUnknownOutcome):
 		// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by
 		// the keys for them.
@@ -209,12 +226,22 @@ func (c *conn) performStaged(began time.Time, names []stagedName, f func(t *stag
 	return t, err
 }
 
-// again forgets what a try has done.
-func (t *staged) again() {
-	t.changes, t.messages = t.changes[:0], t.messages[:0]
+// stagedCommands are a staged as its Plan performs it.
+type stagedCommands staged
+
+// Begin is of exec.Commands.
+func (x *stagedCommands) Begin() {
+	t := (*staged)(x)
+	t.changes, t.messages, t.lookups = t.changes[:0], t.messages[:0], [2]uint64{}
 	t.shown.again()
 	t.out.Reset(keepReply)
 	t.out.Proto, t.out.Errors = t.c.proto, 0
+}
+
+// Run is of exec.Commands.
+func (x *stagedCommands) Run() int {
+	x.does((*staged)(x))
+	return x.out.Len()
 }
 
 func (c *conn) stagedError(err error) string {
@@ -233,7 +260,7 @@ func (c *conn) stagedError(err error) string {
 // performSeveral performs a command on several keys by itself.
 // It writes one reply to w, whether it went well or not.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
-	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), func(t *staged) {
+	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), exec.Look, func(t *staged) {
 		t.Moves = cmd.ID == spec.CmdMove
 		t.run(cmd, args, &t.out)
 	})
@@ -258,7 +285,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	replies := make([]reply, len(queue))
 	late := c.tracksInside(queue)
 	c.tracksLate = late != nil
-	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), func(t *staged) {
+	names := c.namesOfQueue(queue, watched)
+	t, err := c.performStaged(b.start, names, c.wayOf(names, queue, watched), func(t *staged) {
 		for _, x := range watched {
 			t.require(x)
 		}

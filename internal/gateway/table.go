@@ -106,7 +106,7 @@ func init() {
 			conns[id] = f
 		}
 	}
-	several := stagedCommands()
+	several := stagedFuncs()
 	for i := range spec.Table {
 		c := newCommand(&spec.Table[i])
 		switch {

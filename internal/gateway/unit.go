@@ -25,9 +25,6 @@ func (u *unit) load(it client.Item, present bool) {
 // Its calls follow each other, within one client.Do. cur.Value is the store's and good until it returns. Arguments and
 // k.own, to which the new value may refer, stay as they are until Do is over.
 func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
-	if u.watched && cur.Version != u.version {
-		return client.Change{}, exec.ErrChanged
-	}
 	u.load(cur, present)
 	k := &u.k
 	k.Want = 0

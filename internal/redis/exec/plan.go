@@ -51,7 +51,7 @@ type Limits struct {
 	AtOnce              int   // operations at a time
 	Tries               int   // of an operation whose value grows meanwhile
 	ReadCost            int64 // how often an operation may have in memory what it reads
-	WriteCost           int64 // and what it writes
+	WriteCost, PutCost  int64 // and what it writes, as an answer to what was there or without a look
 }
 
 // maxKeys bounds the keys of one Plan, and keep those of one that is used again.
@@ -92,7 +92,14 @@ type Plan struct {
 	// Room is bytes that a value may grow to without memory of the share.
 	Room int
 
-	held int64 // bytes of the share
+	// Of Perform.
+	way    Way
+	does   Commands
+	update client.UpdateFunc // runWithin, once it was needed
+	looks  int               // of the store's at the key of a Change
+
+	reply int   // bytes of replies for which a try had no memory
+	held  int64 // bytes of the share
 	// spacious is how many keys have memory to change in, and mayChange how many have changed, at most.
 	spacious, mayChange int
 
@@ -122,11 +129,11 @@ func (p *Plan) Close() (again bool) {
 	}
 	clear(p.Find)
 	clear(p.ops[:cap(p.ops)])
-	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing}
+	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing, update: p.update}
 	return true
 }
 
-// Begin makes it what it was behind Open, but for Room, which only grows.
+// Begin makes it what it was behind Open, but for Room and reply, which only grow.
 func (p *Plan) Begin(now int64, db int) {
 	p.host.Drop(p.held)
 	p.held, p.Keys, p.Err = 0, p.Keys[:0], nil
@@ -222,15 +229,20 @@ func (p *Plan) Add(name KeyName) *Key {
 		p.all = append(p.all, &Key{})
 	}
 	k := p.all[n]
-	*k = Key{KeyName: name}
-	k.Now, k.Room = p.Now, p.Room
-	p.host.Prepare(k)
+	p.renew(k, name)
 	if n >= maxKeys && p.Err == nil {
 		p.Err = ErrManyKeys
 	}
 	p.Keys = p.all[:n+1]
 	p.Find[name] = k
 	return k
+}
+
+// renew makes a key what it is before it is read.
+func (p *Plan) renew(k *Key, name KeyName) {
+	*k = Key{KeyName: name}
+	k.Now, k.Room = p.Now, p.Room
+	p.host.Prepare(k)
 }
 
 // Cut forgets all keys but the first n.
@@ -283,7 +295,9 @@ func (p *Plan) readSome(keys []*Key) {
 	}
 	ops := p.opsOf(len(keys))
 	for i, k := range keys {
-		ops[i] = client.Op{Kind: client.OpGet, Key: k.Stored, Typed: true}
+		if ops[i] = (client.Op{Kind: client.OpGet, Key: k.Stored, Typed: true}); p.way == Ask {
+			ops[i] = client.Op{Kind: client.OpExists, Key: k.Stored}
+		}
 	}
 	read := p.host.Begins(keys)
 	defer func() { read(p.Err) }()
