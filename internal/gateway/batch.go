@@ -83,8 +83,8 @@ type entry struct {
 	n           int   // first: keys of the command
 	lo, hi      int   // its reply in unit.out
 	count       int64
-	refused     error  // the reply of one that goes nowhere
-	change      change // of an update
+	refused     error       // the reply of one that goes nowhere
+	change      exec.Change // of an update
 }
 
 // unit is what the batch does to one key.

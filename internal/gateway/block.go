@@ -588,7 +588,7 @@ func (t *staged) putBack() bool {
 	if len(keys) == 0 || t.Write(keys) != nil {
 		return false
 	}
-	t.changes = nil
+	t.Changes = nil
 	t.tellOfWrites()
 	return true
 }

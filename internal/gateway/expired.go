@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -155,7 +156,7 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		return
 	case (d.check || late) && errors.Is(ops[0].Err, client.ErrNotFound):
 		var box outbox
-		g.event(&box, notify, d.db, keyEvent{values.OnExpired, "expired"}, []byte(d.key))
+		g.event(&box, notify, d.db, exec.Event{Class: values.OnExpired, Name: "expired"}, []byte(d.key))
 		box.flush()
 		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {

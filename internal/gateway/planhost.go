@@ -23,6 +23,7 @@ func (h planHost) Together(a, b int) bool { return h.c.g.dbs[a].shared == h.c.g.
 func (h planHost) Prepare(k *exec.Key) {
 	k.Stored = h.c.g.dbs[k.DB].stored([]byte(k.Name))
 	k.MaxValue, k.Limits = h.c.g.o.MaxValueBytes, &h.c.g.encodings
+	k.Quiet = isLibraries(k.Name)
 }
 
 func (h planHost) Refuses(n exec.KeyName) error { return badKey(&h.c.g.dbs[n.DB], n.Name) }
@@ -42,7 +43,7 @@ func (h planHost) Context(many bool) context.Context {
 // remembers their versions.
 func (h planHost) Begins(keys []*exec.Key) (read func(err error)) {
 	c := h.c
-	if !c.tracksReads() || isLibraries(keys[0].Name) { // which is read alone
+	if !c.tracksReads() || keys[0].Quiet { // which is read alone
 		return func(error) {}
 	}
 	c.out.cork()

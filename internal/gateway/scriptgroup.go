@@ -241,7 +241,7 @@ func (g *group) reads() (n int) {
 		}
 		t := u.staged
 		k := t.Keys[0]
-		t.Now, t.Room, t.Lone, t.Err, t.changes = b.now, g.limit, true, nil, t.changes[:0]
+		t.Now, t.Room, t.Lone, t.Err, t.Changes = b.now, g.limit, true, nil, t.Changes[:0]
 		t.out.Reset(keepReply)
 		t.out.Proto = b.c.proto
 		*k = exec.Key{KeyName: k.KeyName, Stored: k.Stored}
@@ -300,7 +300,7 @@ func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
 	if t.Err != nil {
 		return false
 	}
-	k, told := t.Keys[0], len(t.changes)
+	k, told := t.Keys[0], len(t.Changes)
 	before := k.Key
 	s.lo = t.out.Len()
 	t.scriptsEnd = time.Time{} // each has its own time
@@ -310,7 +310,7 @@ func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
 		return true
 	}
 	t.Cut(1)
-	t.Err, t.changes = nil, t.changes[:told]
+	t.Err, t.Changes = nil, t.Changes[:told]
 	k.Key, k.Own = before, nil
 	t.out.Truncate(s.lo)
 	return false
@@ -351,7 +351,7 @@ func (g *group) takeWrites() (again bool) {
 			again, u.err = true, nil
 			continue
 		case errors.Is(u.err, client.ErrUnknownOutcome):
-			u.changes = nil
+			u.Changes = nil
 			u.tellOfWrites()
 		}
 		u.done = true

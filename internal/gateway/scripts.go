@@ -171,39 +171,14 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 	if !first || !g.scripts.watched.Load() {
 		g.watchScripts(r.until)
 	}
-	db, before, told, sent := t.DB, t.snapshot(), len(t.changes), len(t.messages)
+	db, before, sent := t.DB, t.Snapshot(), len(t.messages)
 	// The snapshot was made for this case alone: a script that fails half way has changed keys already.
 	if !run(&t.task) {
-		t.undo(before)
-		t.changes, t.messages = t.changes[:told], t.messages[:sent]
+		t.Undo(before)
+		t.messages = t.messages[:sent]
 	}
 	t.DB = db
 	t.c.setScript(runningScript{})
-}
-
-// snapshot is what the keys are now, until the next snapshot.
-// It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
-func (t *staged) snapshot() []values.Key {
-	t.before = t.before[:0]
-	for _, k := range t.Keys {
-		t.before = append(t.before, k.Key)
-		k.Own = nil // the snapshot's value may be in it
-	}
-	return t.before
-}
-
-// undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
-// command has wanted for a value stays wanted.
-func (t *staged) undo(before []values.Key) {
-	for i, k := range t.Keys {
-		want := k.Want
-		if i < len(before) {
-			k.Key = before[i]
-		} else {
-			k.Key = k.Was
-		}
-		k.Want = max(want, k.Want)
-	}
 }
 
 // setScript says which script the connection runs from now on.

@@ -35,18 +35,14 @@ type staged struct {
 	// scripted: it is a script that performs the command at hand.
 	scripted bool
 
-	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
-	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
-	named      []namedChange  // and what the command at hand calls its own
-	missed     []*exec.Key    // and what it has not found
-	messages   []posted       // what scripts have published so far
-	shown      shownLines     // for MONITOR
-	lookups    [2]uint64      // misses and hits
+	scriptsEnd time.Time  // when scripts have run for long enough; zero: none has begun
+	messages   []posted   // what scripts have published so far
+	shown      shownLines // for MONITOR
+	lookups    [2]uint64  // misses and hits
 
 	// Memory that serves again.
-	task   luascript.Task // of the script that runs
-	host   scriptHost     // the same
-	before []values.Key   // of snapshot
+	task luascript.Task // of the script that runs
+	host scriptHost     // the same
 }
 
 // stagedPool keeps those of few keys, empty.
@@ -66,10 +62,9 @@ func (t *staged) free() {
 	if !t.Close() {
 		return
 	}
-	clear(t.before[:cap(t.before)])
 	t.out.Reset(keepInto)
 	t.host.w.Reset(keepInto)
-	*t = staged{Plan: t.Plan, out: t.out, before: t.before, host: scriptHost{w: t.host.w}}
+	*t = staged{Plan: t.Plan, out: t.out, host: scriptHost{w: t.host.w}}
 	stagedPool.Put(t)
 }
 
@@ -111,11 +106,6 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 
 func (t *staged) DBIndex(b []byte) (db int, err error) { return t.c.dbIndex(b) }
 func (t *staged) Waits() bool                          { return t.mayWait }
-
-// Miss is for the event keymiss.
-func (t *staged) Miss(name []byte) {
-	t.missed = append(t.missed, t.Find[stagedName{DB: t.DB, Name: string(name)}])
-}
 
 // in is the database that key takes names of.
 func (t *staged) in() *database { return &t.c.g.dbs[t.DB] }
@@ -219,7 +209,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, way exec.Way, 
 	case errors.Is(err, client.ErrUnknownOutcome):
 		// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by
 		// the keys for them.
-		t.changes = nil
+		t.Changes = nil
 		t.tellOfWrites()
 		t.conclude(false)
 	}
@@ -232,7 +222,7 @@ type stagedCommands staged
 // Begin is of exec.Commands.
 func (x *stagedCommands) Begin() {
 	t := (*staged)(x)
-	t.changes, t.messages, t.lookups = t.changes[:0], t.messages[:0], [2]uint64{}
+	t.messages, t.lookups = t.messages[:0], [2]uint64{}
 	t.shown.again()
 	t.out.Reset(keepReply)
 	t.out.Proto, t.out.Errors = t.c.proto, 0

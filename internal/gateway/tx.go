@@ -136,7 +136,7 @@ func (b *batch) seen() {
 		case spec.PutIf:
 			there = there && u.cond == client.IfAbsent && !u.stored
 		case spec.Update:
-			there = there && !b.entries[u.first].change.missed
+			there = there && !b.entries[u.first].change.Missed
 		}
 		if there {
 			b.c.sees(stagedName{DB: b.c.db, Name: string(u.name)})
@@ -315,7 +315,7 @@ func (c *conn) wayOf(names []stagedName, queue []queued, watched []watch) exec.W
 	case kind <= spec.Read:
 		return exec.Look
 	case looks:
-		return exec.Change
+		return exec.Modify
 	}
 	return exec.Overwrite
 }

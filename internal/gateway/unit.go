@@ -39,8 +39,8 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 		// changed is told for each entry by itself, for its event, and summed up for the unit below.
 		k.Changed = false
 		values.WriteRefusal(&u.out, e.cmd.key(k, e.args, &u.out))
-		e.change = change{missed: !was, changed: k.Changed && (was || k.Present), created: !was && k.Present,
-			deleted: !k.Present, expires: k.Expires, also: k.Also}
+		e.change = exec.Change{Missed: !was, Changed: k.Changed && (was || k.Present), Created: !was && k.Present,
+			Deleted: !k.Present, Expires: k.Expires, Also: k.Also}
 		k.Changed = k.Changed || changed
 		if k.Want > 0 || u.out.Len() > u.outRoom {
 			return client.Change{}, values.ErrRoom

@@ -22,6 +22,7 @@ type Key struct {
 	Version uint64     // 0: it was not there
 	Was     values.Key // as it was read
 	Used    bool       // a function has seen it, or it is watched: it is a condition
+	Quiet   bool       // nobody hears of it
 	Unread  bool       // it was not read, and is written whatever it is
 }
 

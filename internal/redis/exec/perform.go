@@ -22,9 +22,9 @@ type Way uint8
 const (
 	// Look reads what is asked for, and writes it if it is still the same then. It does for any Commands.
 	Look Way = iota
-	// Change has the commands run while the store changes the key, which spares a round trip. They may need no other
+	// Modify has the commands run while the store changes the key, which spares a round trip. They may need no other
 	// key, and no memory.
-	Change
+	Modify
 	// Overwrite is for commands that write the key without a look at it. None of their replies depends on what it was.
 	Overwrite
 	// Ask is Look for commands that only ask whether the key is there, and until when: its value is not read.
@@ -71,8 +71,8 @@ func (p *Plan) try(keys []KeyName) (again bool, err error) {
 		return false, p.Err
 	}
 	switch p.way {
-	case Change:
-		return p.change(keys[0])
+	case Modify:
+		return p.modify(keys[0])
 	case Overwrite:
 		return p.overwrite(keys[0])
 	}
@@ -119,7 +119,7 @@ func (p *Plan) overwrite(name KeyName) (again bool, err error) {
 	case p.wantsRoom():
 		return true, nil
 	case k.Changed && !k.Present:
-		p.way = Change
+		p.way = Modify
 		return true, nil
 	case len(k.Value) > p.limits.EachLimit && !p.Take(p.limits.PutCost*int64(len(k.Value))):
 		return false, p.Err
@@ -134,9 +134,9 @@ var (
 	errReply = errors.New("long replies")
 )
 
-// change is a try of Change. The store has the commands run again by itself if somebody else was faster. Nothing can
+// modify is a try of Modify. The store has the commands run again by itself if somebody else was faster. Nothing can
 // wait for memory meanwhile, so that a try which needs some is given up, and is followed by one that has it.
-func (p *Plan) change(name KeyName) (again bool, err error) {
+func (p *Plan) modify(name KeyName) (again bool, err error) {
 	k := p.named(name)
 	if p.reply > 0 && !p.Take(2*int64(p.reply)) || p.Err != nil {
 		return false, p.Err
@@ -175,7 +175,7 @@ func (p *Plan) change(name KeyName) (again bool, err error) {
 // runWithin runs the commands on what the store has, and says what is to be written.
 func (p *Plan) runWithin(cur client.Item, present bool) (ch client.Change, err error) {
 	if p.looks++; p.looks > 1 {
-		p.Err = nil
+		p.Err, p.Changes = nil, p.Changes[:0]
 		p.does.Begin()
 	}
 	k := p.Keys[0]

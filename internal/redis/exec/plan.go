@@ -26,7 +26,7 @@ type Host interface {
 	// API is the client of a database's namespace, and Together whether two databases are in the same one.
 	API(db int) client.API
 	Together(a, b int) bool
-	// Prepare fills in a new key's name in the store, and the limits of its value.
+	// Prepare fills in a new key's name in the store, the limits of its value, and whether it is Quiet.
 	Prepare(k *Key)
 	// Refuses is why no key of the database can have the name, or nil.
 	Refuses(n KeyName) error
@@ -91,12 +91,16 @@ type Plan struct {
 	Lone bool
 	// Room is bytes that a value may grow to without memory of the share.
 	Room int
+	// Changes are what has been noted since the Plan began, and MissedKeys what the command at hand has not found.
+	Changes    []KeyChange
+	MissedKeys []*Key
+	namedKeys  []named // by the command at hand
 
 	// Of Perform.
 	way    Way
 	does   Commands
 	update client.UpdateFunc // runWithin, once it was needed
-	looks  int               // of the store's at the key of a Change
+	looks  int               // of the store's at the key of a Modify
 
 	reply int   // bytes of replies for which a try had no memory
 	held  int64 // bytes of the share
@@ -106,7 +110,8 @@ type Plan struct {
 	// Memory that serves again.
 	all     []*Key // Keys are the first of them
 	ops     []client.Op
-	missing []*Key // of LoadNamed
+	missing []*Key       // of LoadNamed
+	before  []values.Key // of Snapshot
 }
 
 // Open gives an empty Plan a Host. Its owner calls Close.
@@ -129,14 +134,15 @@ func (p *Plan) Close() (again bool) {
 	}
 	clear(p.Find)
 	clear(p.ops[:cap(p.ops)])
-	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing, update: p.update}
+	clear(p.before[:cap(p.before)])
+	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing, update: p.update, before: p.before}
 	return true
 }
 
 // Begin makes it what it was behind Open, but for Room and reply, which only grow.
 func (p *Plan) Begin(now int64, db int) {
 	p.host.Drop(p.held)
-	p.held, p.Keys, p.Err = 0, p.Keys[:0], nil
+	p.held, p.Keys, p.Changes, p.Err = 0, p.Keys[:0], p.Changes[:0], nil
 	p.spacious, p.mayChange = 0, 0
 	clear(p.Find)
 	p.Now, p.DB = now, db

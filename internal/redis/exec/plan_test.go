@@ -297,18 +297,18 @@ func TestWays(t *testing.T) {
 		a      string
 		stored int // bytes of what was there
 	}{
-		{"an append", Change, appends, 0, true, "1+++", 1},
-		{"an append to a long value", Change, appends, 0, true, "", 100 << 10},
-		{"an append to one that is too long", Change, appends, 0, false, "", 600 << 10},
-		{"a put without memory", Change, func(p *Plan) { p.set("a", string(make([]byte, 600<<10))) }, 0, false, "1", 1},
-		{"a look", Change, func(p *Plan) { p.Key([]byte("a")) }, 0, true, "1", 1},
-		{"a delete", Change, func(p *Plan) { p.Key([]byte("a")).Delete() }, 0, true, "none", 1},
-		{"a long reply", Change, appends, 100 << 10, true, "1+++", 1},
-		{"a reply that is too long", Change, appends, 600 << 10, false, "1", 1},
-		{"another key", Change, func(p *Plan) { appends(p); p.Key([]byte("b")) }, 0, true, "1+++", 1},
-		{"memory", Change, func(p *Plan) { appends(p); p.Take(100 << 10) }, 0, true, "1+++", 1},
-		{"a mistake", Change, func(p *Plan) { appends(p); p.Fail("ERR no") }, 0, false, "1", 1},
-		{"a bad key", Change, func(*Plan) {}, 0, false, "1", 1},
+		{"an append", Modify, appends, 0, true, "1+++", 1},
+		{"an append to a long value", Modify, appends, 0, true, "", 100 << 10},
+		{"an append to one that is too long", Modify, appends, 0, false, "", 600 << 10},
+		{"a put without memory", Modify, func(p *Plan) { p.set("a", string(make([]byte, 600<<10))) }, 0, false, "1", 1},
+		{"a look", Modify, func(p *Plan) { p.Key([]byte("a")) }, 0, true, "1", 1},
+		{"a delete", Modify, func(p *Plan) { p.Key([]byte("a")).Delete() }, 0, true, "none", 1},
+		{"a long reply", Modify, appends, 100 << 10, true, "1+++", 1},
+		{"a reply that is too long", Modify, appends, 600 << 10, false, "1", 1},
+		{"another key", Modify, func(p *Plan) { appends(p); p.Key([]byte("b")) }, 0, true, "1+++", 1},
+		{"memory", Modify, func(p *Plan) { appends(p); p.Take(100 << 10) }, 0, true, "1+++", 1},
+		{"a mistake", Modify, func(p *Plan) { appends(p); p.Fail("ERR no") }, 0, false, "1", 1},
+		{"a bad key", Modify, func(*Plan) {}, 0, false, "1", 1},
 		{"a question", Ask, func(p *Plan) {
 			if k := p.Key([]byte("a")); !k.Present || k.Value != nil {
 				p.Fail("ERR it was read, or not there")
@@ -340,14 +340,14 @@ func TestWays(t *testing.T) {
 	}
 }
 
-// TestChangeBeginsAnew: if somebody else is faster the commands begin anew, on what is there then.
-func TestChangeBeginsAnew(t *testing.T) {
+// TestModifyBeginsAnew: if somebody else is faster the commands begin anew, on what is there then.
+func TestModifyBeginsAnew(t *testing.T) {
 	s := newShelf(1)
 	s.put(t, "a", "1")
 	p := s.plan(t)
 	runs, begun := 0, 0
 	s.dbs[0] = twice{s.dbs[0]}
-	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Change, steps{func() { begun++ },
+	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Modify, steps{func() { begun++ },
 		func() int {
 			runs++
 			k := p.Key([]byte("a"))
