@@ -92,7 +92,7 @@ var infoSections = []struct {
 		line("kvd_heap_bytes", m.heap)
 		line("kvd_queued_reply_bytes", g.m.queued.Load())
 		line("kvd_reserved_buffer_bytes", g.o.Budget.Used())
-		_, slow := g.slow.size()
+		_, slow := g.slow.Size()
 		line("kvd_slowlog_bytes", slow)
 		line("maxmemory", m.most)
 		line("maxmemory_human", human(m.most))

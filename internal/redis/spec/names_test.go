@@ -19,7 +19,7 @@ var elsewhere = []struct{ file, words, why string }{
 	{"gateway/describe.go", "type", "a field of COMMAND DOCS"},
 	{"gateway/events.go", "del expire getex persist set", "events, which Redis names like that"},
 	{"gateway/info.go", "Memory Cluster role", "sections and fields of INFO"},
-	{"gateway/latency.go", "command", "an event of LATENCY"},
+	{"admin/latency.go", "command", "an event of LATENCY"},
 	{"gateway/metrics.go", "command memory", "labels"},
 	{"gateway/pubsub.go", "subscribe unsubscribe psubscribe punsubscribe ssubscribe sunsubscribe", "kinds of messages"},
 	{"gateway/rules.go", "multi", "a context of ACL LOG"},
