@@ -411,7 +411,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		c.showCommand(cmd, args, len(args), c.db)
 		c.out.uncork() // its reply may be far away
 	}
-	c.box.flush()
+	c.box.Flush()
 	s := &c.g.waits
 	x := s.enterQueues(c.db, &b)
 	c.blocked.Store(x)

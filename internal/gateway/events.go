@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -212,7 +213,7 @@ func (t *staged) tellOfWrites() {
 // event publishes an event of a key, if it is asked for.
 // Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers, in the channels
 // that Redis has for them: __keyspace@<db>__:<key> and __keyevent@<db>__:<event>.
-func (g *Gateway) event(box *outbox, notify values.EventClass, db int, ev exec.Event, key []byte) {
+func (g *Gateway) event(box *live.Outbox, notify values.EventClass, db int, ev exec.Event, key []byte) {
 	if notify&ev.Class == 0 {
 		return
 	}

@@ -40,6 +40,7 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/admin"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
@@ -227,7 +228,7 @@ type Gateway struct {
 	waits     waits                 // BLPOP and the like
 	scripts   scripting             // EVAL and EVALSHA
 	functions functions             // FCALL and FUNCTION
-	hub       hub                   // subscriptions
+	hub       live.Hub              // subscriptions
 	notify    atomic.Uint32         // notify-keyspace-events, an eventClass; CONFIG SET writes it
 	tracked   trackTable            // CLIENT TRACKING
 	watchers  watchers              // WATCH of absent keys
@@ -276,7 +277,7 @@ func New(o Options) (*Gateway, error) {
 	g.mu.conns = make(map[int64]*conn)
 	setDefaults(&g.encodings)
 	g.waits.init(g)
-	g.hub.init()
+	g.hub.Init()
 	g.tracked.init(o.TrackingKeys)
 	if o.SlowLogTime < 0 {
 		g.slow.SetTime(-1)

@@ -155,7 +155,7 @@ var infoSections = []struct {
 		line("evicted_clients", g.m.evicted.Load())
 		line("keyspace_hits", t.hits)
 		line("keyspace_misses", t.misses)
-		channels, patterns, shards := g.hub.counts()
+		channels, patterns, shards := g.hub.Counts()
 		line("pubsub_channels", channels)
 		line("pubsub_patterns", patterns)
 		line("pubsubshard_channels", shards)

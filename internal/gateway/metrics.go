@@ -179,7 +179,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, n int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
 	}
-	channels, patterns, shards := c.g.hub.subscriptions()
+	channels, patterns, shards := c.g.hub.Subscriptions()
 	gauge(descListen, channels, "channel")
 	gauge(descListen, patterns, "pattern")
 	gauge(descListen, shards, "shard")

@@ -105,7 +105,7 @@ func (c *conn) show(lines func(b []byte) []byte) {
 	defer m.Unlock()
 	all := lines(m.line[:0])
 	for x := range m.conns {
-		x.out.push(&c.box, all)
+		x.out.Push(&c.box, all)
 	}
 	if cap(all) <= keepReply {
 		m.line = all

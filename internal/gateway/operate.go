@@ -107,7 +107,7 @@ func (c *conn) describe() *peers.Client {
 	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
 	c.mu.Unlock()
 	now := time.Now()
-	channels, patterns, shards := c.g.hub.countsOf(c)
+	channels, patterns, shards := c.g.hub.CountsOf(&c.listener)
 	parts, unread := c.out.pending()
 	d := &peers.Client{
 		Id: c.id, Addr: c.remote.String(), LocalAddr: c.local.String(), Name: name,

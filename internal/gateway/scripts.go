@@ -473,7 +473,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 	if t.Take(int64(messageCost + len(channel) + len(payload))) {
 		t.messages = append(t.messages, posted{shard, channel, payload})
 	}
-	w.Int(int64(t.c.g.hub.receivers(shard, channel)))
+	w.Int(int64(t.c.g.hub.Receivers(shard, channel)))
 }
 
 // conclude does what had to wait for the store's answer; applied is false if it is not known whether all of it has

@@ -238,9 +238,9 @@ func (g *Gateway) eachClient(f func(c *conn)) {
 func readClientType(p *args.Parser) func(x *conn) bool {
 	switch {
 	case p.Flag("normal"):
-		return func(x *conn) bool { return x.listens.Load() == 0 }
+		return func(x *conn) bool { return !x.listener.Listens() }
 	case p.Flag("pubsub"):
-		return func(x *conn) bool { return x.listens.Load() > 0 }
+		return func(x *conn) bool { return x.listener.Listens() }
 	case p.Flag("master"), p.Flag("replica"), p.Flag("slave"):
 	default:
 		p.Refuse(refusal("ERR Unknown client type '" + values.Clip(p.Str(), 128) + "'"))

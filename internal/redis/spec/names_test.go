@@ -21,7 +21,7 @@ var elsewhere = []struct{ file, words, why string }{
 	{"gateway/info.go", "Memory Cluster role", "sections and fields of INFO"},
 	{"admin/latency.go", "command", "an event of LATENCY"},
 	{"gateway/metrics.go", "command memory", "labels"},
-	{"gateway/pubsub.go", "subscribe unsubscribe psubscribe punsubscribe ssubscribe sunsubscribe", "kinds of messages"},
+	{"live/hub.go", "subscribe unsubscribe psubscribe punsubscribe ssubscribe sunsubscribe", "kinds of messages"},
 	{"gateway/rules.go", "multi", "a context of ACL LOG"},
 	{"gateway/settings.go", "pubsub save", "a class of clients and a setting"},
 	{"acl/acl.go", "set pubsub command auth", "categories, and reasons of ACL LOG"},
