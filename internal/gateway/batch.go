@@ -54,8 +54,8 @@ type batch struct {
 
 	// Either scripts wait or entries do, never both: dispatch and addScript run the others first, so that order is
 	// kept.
-	scripts    []groupedScript // that wait, without entries; see scriptgroup.go
-	groupUnits []groupUnit     // kept for their memory
+	scripts []groupedScript // that wait, without entries; see scriptgroup.go
+	group   group           // of them, while they run
 
 	// The command whose replies are being written; it may have come in several
 	// batches.

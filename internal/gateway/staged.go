@@ -198,14 +198,21 @@ func (c *conn) performStaged(began time.Time, names []stagedName, way exec.Way, 
 	defer t.tellMonitors()
 	t.does = f
 	err = t.Perform(began, c.db, names, way, (*stagedCommands)(t))
-	switch {
-	case err == nil && t.waited && c.link.PeerGone() && t.putBack():
+	if err == nil && t.waited && c.link.PeerGone() && t.putBack() {
 		return t, errGone
+	}
+	t.tookEffect(err)
+	return t, err
+}
+
+// tookEffect tells all who want to hear of it that what is staged has taken effect, unless there is an error.
+func (t *staged) tookEffect(err error) {
+	switch {
 	case err == nil:
 		t.announce()
 		t.tellOfWrites()
 		t.conclude(true)
-		c.g.m.noteLookups(t.lookups)
+		t.c.g.m.noteLookups(t.lookups)
 	case errors.Is(err, client.ErrUnknownOutcome):
 		// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by
 		// the keys for them.
@@ -213,7 +220,6 @@ func (c *conn) performStaged(began time.Time, names []stagedName, way exec.Way, 
 		t.tellOfWrites()
 		t.conclude(false)
 	}
-	return t, err
 }
 
 // stagedCommands are a staged as its Plan performs it.
