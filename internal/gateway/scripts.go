@@ -421,7 +421,7 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is
 // nothing to wait for.
 func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) > 3 || len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async") {
+	if p := values.OptionsOf(args[2:]); p.Left() > 1 || p.More() && !p.Flag("sync") && !p.Flag("async") {
 		return refusal("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
 	}
 	c.g.scripts.cache.Clear()
@@ -445,12 +445,12 @@ func (c *conn) killScript(w *resp.Writer, args [][]byte, function bool) error {
 
 // cmdScriptDebug is refused in a transaction whatever it asks for, as in Redis.
 func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) error {
-	switch {
+	switch p := values.OptionsOf(args[2:]); {
 	case c.inTx.Load() >= 0:
 		return refusal("ERR SCRIPT DEBUG must be called outside a pipeline")
-	case values.Fold(args[2], "no"):
+	case p.Flag("no"):
 		w.OK()
-	case values.Fold(args[2], "yes"), values.Fold(args[2], "sync"):
+	case p.Flag("yes"), p.Flag("sync"):
 		return refusal("ERR kvd: there is no debugger for scripts")
 	default:
 		return refusal("ERR Use SCRIPT DEBUG YES/SYNC/NO")
