@@ -219,7 +219,7 @@ type Gateway struct {
 	// heed is what there is to look at besides performing commands; see heedPause.
 	heed     atomic.Uint32
 	pausing  pausing       // CLIENT PAUSE
-	monitors monitors      // MONITOR
+	monitors live.Monitors // MONITOR
 	hot      *hotkeys.Keys // nil: nobody wants to know
 	aclFile  sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.

@@ -38,7 +38,7 @@ func (g operated) Describe() *peers.Description {
 		Misses:      g.m.misses.Load(),
 		MemoryBytes: m.Sys - m.HeapReleased, BufferBytes: uint64(g.o.Budget.Used()),
 		SlowCommands: uint64(g.slow.Logged()),
-		Blocked:      uint32(g.waits.clients.Load() + g.pausing.clients.Load()), Monitors: uint32(g.monitors.count()),
+		Blocked:      uint32(g.waits.clients.Load() + g.pausing.clients.Load()), Monitors: uint32(g.monitors.Count()),
 		Paused: g.pausing.word(),
 	}
 }

@@ -1,11 +1,11 @@
-// Package live tells clients of a gateway what they did not ask for at that moment. It has publish/subscribe, and the
-// outboxes in which all such messages wait. Tracking, MONITOR and events of keys are still the gateway's, over the same
+// Package live tells clients of a gateway what they did not ask for at that moment. It has publish/subscribe, MONITOR,
+// and the outboxes in which all such messages wait. Tracking and events of keys are the gateway's, over the same
 // outboxes.
 //
-// Start with [Hub]: it knows which [Listener] hears what. An [Outbox] collects the messages of one owner, so that those
-// of a batch go out in one write for each client. A Hub's methods may be called concurrently; an Outbox is for one
-// goroutine. Messages are copied by the client's output, which belongs to the gateway, as does its memory. The protocol
-// and the texts are those of Redis.
+// Start with [Hub]: it knows which [Listener] hears what. [Monitors] see all commands. An [Outbox] collects the
+// messages of one owner, so that those of a batch go out in one write for each client. Hub and Monitors may be called
+// concurrently; an Outbox is for one goroutine. Messages are copied by the client's output, which belongs to the
+// gateway, as does its memory. The protocol and the texts are those of Redis.
 package live
 
 import (
