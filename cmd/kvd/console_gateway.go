@@ -57,7 +57,7 @@ func costsTable(costs []gateway.CommandCost) httpd.Table {
 }
 
 // slowTable has the slowest first. Opened, a row has the arguments, if readers of the page may know keys.
-func slowTable(all []gateway.SlowCommand, keys bool) httpd.Table {
+func slowTable(all []*gateway.SlowCommand, keys bool) httpd.Table {
 	t := httpd.Table{Title: "Slow commands", Header: []string{"command", "took", "ended", "client"}}
 	for _, c := range all {
 		row := []string{c.Args[0], c.Took.Round(time.Microsecond).String(), c.At.UTC().Format(time.RFC3339),

@@ -85,7 +85,8 @@ func TestKeysCounted(t *testing.T) {
 
 // A row of a slow command has its arguments only where readers may know keys.
 func TestSlowTable(t *testing.T) {
-	all := []gateway.SlowCommand{{Took: 20 * time.Millisecond, Args: []string{"mget", "k1", "k2"}, Peer: "10.0.0.1:99"}}
+	all := []*gateway.SlowCommand{{Took: 20 * time.Millisecond, Args: []string{"mget", "k1", "k2"},
+		Peer: "10.0.0.1:99"}}
 	for keys, want := range map[bool]string{
 		false: "[mget 20ms 0001-01-01T00:00:00Z 10.0.0.1:99 name of the connection: -]",
 		true:  "[mget 20ms 0001-01-01T00:00:00Z 10.0.0.1:99 name of the connection: - argument 1: k1 argument 2: k2]",

@@ -296,17 +296,16 @@ func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) error {
 // more, with the fields of Redis 7.0 in its order, since tools print them as they come.
 func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) error {
 	count := int64(10)
-	switch {
-	case len(args) > 3:
+	switch p := values.OptionsOf(args[2:]); {
+	case p.Left() > 1:
 		return wrongArgs(commandsByID[spec.CmdAclLog])
-	case len(args) == 3 && values.Fold(args[2], "reset"):
+	case p.Flag("reset"):
 		c.g.denials.Reset()
 		w.OK()
 		return nil
-	case len(args) == 3:
-		var ok bool
-		if count, ok = resp.ParseInt(args[2]); !ok {
-			return values.ErrNotInt
+	case p.More():
+		if count = p.Int(); p.Err() != nil {
+			return p.Err()
 		}
 	}
 	now := time.Now()

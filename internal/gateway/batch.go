@@ -31,7 +31,7 @@ type batch struct {
 	start time.Time   // when the commands came; tick moves it, and what took is counted from here
 	w     resp.Writer // replies that have not been pushed
 	// Until run nothing of the commands but copies of numbers is kept: args, names and values alias the reader's
-	// buffer, or, in an EXEC, those of the queue. The reader does not reuse its buffer before the batch has been run.
+	// buffer. The reader does not reuse it before the batch has been run.
 	entries []entry // in the order of the commands
 	units   []*unit // all[:n]
 	all     []*unit
@@ -39,7 +39,6 @@ type batch struct {
 	seed    maphash.Seed // of hashOf
 	table   []int32      // unit + 1 by hash of the key; 0: none
 	heed    uint32       // of the gateway, when the batch was begun or what took long was over
-	hold    bool         // EXEC: nothing runs until all of it is here
 	found   bool         // the only unit has been performed, in a turn of a loop: c.found
 	writes  bool         // a unit does
 	heavy   int64        // bytes of long arguments of writes
@@ -55,8 +54,8 @@ type batch struct {
 
 	// Either scripts wait or entries do, never both: dispatch and addScript run the others first, so that order is
 	// kept.
-	scripts    []groupedScript // that wait, without entries; see scriptgroup.go
-	groupUnits []groupUnit     // kept for their memory
+	scripts []groupedScript // that wait, without entries; see scriptgroup.go
+	group   group           // of them, while they run
 
 	// The command whose replies are being written; it may have come in several
 	// batches.
@@ -84,35 +83,32 @@ type entry struct {
 	n           int   // first: keys of the command
 	lo, hi      int   // its reply in unit.out
 	count       int64
-	refused     error  // the reply of one that goes nowhere
-	change      change // of an update
+	refused     error       // the reply of one that goes nowhere
+	change      exec.Change // of an update
 }
 
 // unit is what the batch does to one key.
 // It is kept with its buffers from batch to batch; reset forgets what belongs to a client.
 type unit struct {
-	b           *batch      // which has it, for apply
-	name        []byte      // as the client has it, without the database's prefix
-	hash, slot  uint64      // in b.table
-	kind        spec.Kind   // the least that does for all of its entries
-	first, last int32       // entries
-	cond        client.Cond // of putIf
-	value       []byte      // of put and putIf: an argument, not a copy
-	expires     int64       // of put and putIf, Unix ms; 0: never
-	watched     bool        // EXEC fails if the version is not this one
-	version     uint64
-	// got and version are compared by EXEC: a read of a watched key by cmdExec, an update by change itself.
-	got     uint64            // version read; 0: no such key
-	k       values.Key        // the state that commands see; load fills it in
-	out     resp.Writer       // replies of an update, see entry.lo
-	outRoom int               // bytes that out may have
-	into    []byte            // where the value is read to
-	frame   []byte            // where a long one is read to, to be the reply; see replyHead
-	large   int               // of a read that is put off until its reply: bytes to read it to
-	apply   client.UpdateFunc // b's u.change
-	err     error             // not an answer, such as ErrNotFound
-	stored  bool              // it was there, or was written or deleted
-	track   bool              // the client caches what it reads
+	b           *batch            // which has it, for apply
+	name        []byte            // as the client has it, without the database's prefix
+	hash, slot  uint64            // in b.table
+	kind        spec.Kind         // the least that does for all of its entries
+	first, last int32             // entries
+	cond        client.Cond       // of putIf
+	value       []byte            // of put and putIf: an argument, not a copy
+	expires     int64             // of put and putIf, Unix ms; 0: never
+	got         uint64            // version read, or left by an update; 0: no such key
+	k           values.Key        // the state that commands see; load fills it in
+	out         resp.Writer       // replies of an update, see entry.lo
+	outRoom     int               // bytes that out may have
+	into        []byte            // where the value is read to
+	frame       []byte            // where a long one is read to, to be the reply; see replyHead
+	large       int               // of a read that is put off until its reply: bytes to read it to
+	apply       client.UpdateFunc // b's u.change
+	err         error             // not an answer, such as ErrNotFound
+	stored      bool              // it was there, or was written or deleted
+	track       bool              // the client caches what it reads
 }
 
 const (
@@ -168,7 +164,6 @@ func (b *batch) free() {
 	b.countAlike()
 	b.w.Reset(keepReply)
 	b.c, b.cur.args = nil, nil
-	b.hold = false
 	if cap(b.entries) > maxEntries {
 		b.entries = nil
 	}
@@ -193,7 +188,7 @@ func (b *batch) tick() {
 func (b *batch) reset() {
 	for _, u := range b.units {
 		b.table[u.slot] = 0
-		u.name, u.value, u.k.Value, u.err, u.watched = nil, nil, nil, nil, false
+		u.name, u.value, u.k.Value, u.err = nil, nil, nil, nil
 		u.out.Reset(keepInto)
 		if cap(u.into) > keepInto {
 			u.into = nil
@@ -302,13 +297,12 @@ func (b *batch) newUnit(name []byte) *unit {
 
 // add gives a command, or one key's share of it, to the key's unit.
 // A batch of more keys than the window is performed first: the window is what keeps values that
-// are read together within batchBytes (see adapt). In a transaction nothing may be performed
-// before all of it is there.
+// are read together within batchBytes (see adapt).
 func (b *batch) add(e entry, name []byte, want spec.Kind) (*unit, error) {
 	if want == spec.ReadValue && b.c.tracksReads() {
 		want = spec.Read // for the version
 	}
-	if !b.hold && (len(b.units) >= b.c.window || len(b.entries) >= maxEntries) {
+	if len(b.units) >= b.c.window || len(b.entries) >= maxEntries {
 		if err := b.run(); err != nil {
 			return nil, err
 		}
@@ -390,52 +384,61 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	return nil
 }
 
-// It finds what the store can do in one round trip. A write that expires at once is none of it:
-// as in Redis it deletes, and then what was there counts.
+// admitOne finds what the store can do in one round trip.
 func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
-	want := cmd.Kind
-	var value []byte
-	var cond client.Cond
-	var at int64
-	var err error
-	switch cmd.Put {
-	case spec.PutSet:
-		value = args[2]
-		want = spec.PutValue
-		if len(args) > 3 {
-			var a values.SetArgs
-			a, err = values.ParseSet(cmd.Name, args[3:], b.now, false)
-			at = a.Expires
-			switch {
-			case a.Get || a.KeepTTL:
-				want = spec.Update
-			case a.NX:
-				want, cond = spec.PutIf, client.IfAbsent
-			case a.XX:
-				want, cond = spec.PutIf, client.IfPresent
-			}
-		}
-	case spec.PutSetnx:
-		value, cond = args[2], client.IfAbsent
-	case spec.PutPsetex, spec.PutSetex:
-		value = args[3]
-		at, err = values.ExpireAt(cmd.Name, args[2], cmd.Put == spec.PutSetex, false, b.now)
-	}
+	p, err := putOf(cmd, args, b.now)
 	if err != nil {
 		b.refuse(cmd, args, err)
 		return nil
 	}
-	if at != 0 && at <= b.now {
-		want = spec.Update // which makes a delete of it
+	if p.kind == spec.PutValue && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
+		p.kind = spec.Update // which tells whether the key was there
 	}
-	if want == spec.PutValue && b.c.g.notify.Load()&uint32(values.OnNew) != 0 {
-		want = spec.Update // which tells whether the key was there
-	}
-	u, err := b.add(entry{cmd: cmd, args: args, first: true, last: true, n: 1}, name, want)
-	if err == nil && want >= spec.PutValue {
-		u.value, u.expires, u.cond = value, at, cond
+	u, err := b.add(entry{cmd: cmd, args: args, first: true, last: true, n: 1}, name, p.kind)
+	if err == nil && p.kind >= spec.PutValue {
+		u.value, u.expires, u.cond = p.value, p.at, p.cond
 	}
 	return err
+}
+
+// put is what a command asks of the store, if it is one that most often writes without a look at what was there.
+type put struct {
+	kind  spec.Kind // the command's own, if it is no such one
+	value []byte
+	cond  client.Cond
+	at    int64 // of expiry, Unix ms; 0: never
+}
+
+// putOf reads the arguments of such a command. A write that expires at once is none: as in Redis it deletes, and then
+// what was there counts.
+func putOf(cmd *command, args [][]byte, now int64) (p put, err error) {
+	p.kind = cmd.Kind
+	switch cmd.Put {
+	case spec.PutSet:
+		p.value, p.kind = args[2], spec.PutValue
+		if len(args) > 3 {
+			var a values.SetArgs
+			a, err = values.ParseSet(cmd.Name, args[3:], now, false)
+			p.at = a.Expires
+			switch {
+			case a.Get || a.KeepTTL:
+				p.kind = spec.Update
+			case a.NX:
+				p.kind, p.cond = spec.PutIf, client.IfAbsent
+			case a.XX:
+				p.kind, p.cond = spec.PutIf, client.IfPresent
+			}
+		}
+	case spec.PutSetnx:
+		p.value, p.cond = args[2], client.IfAbsent
+	case spec.PutPsetex, spec.PutSetex:
+		p.value = args[3]
+		p.at, err = values.ExpireAt(cmd.Name, args[2], cmd.Put == spec.PutSetex, false, now)
+	}
+	if p.at != 0 && p.at <= now {
+		p.kind = spec.Update // which makes a delete of it
+	}
+	return p, err
 }
 
 var (
@@ -499,14 +502,12 @@ func (b *batch) perform() {
 	switch {
 	case b.found:
 		b.units[0].takeAnswer(b.c.found.Item, b.c.found.Err)
-	case n == 1 && !b.hold:
+	case n == 1:
 		b.performOne(ctx, b.units[0])
 	default:
-		b.performAll(ctx)
+		b.performUnits(ctx, b.units)
 	}
-	if !b.hold {
-		b.c.adapt(b)
-	}
+	b.c.adapt(b)
 	for _, u := range b.units {
 		if u.err != nil {
 			b.performLarge(u)
@@ -544,7 +545,7 @@ func (c *conn) adapt(b *batch) {
 	}
 }
 
-// performOne is performAll for one unit, by the methods that cost least.
+// performOne is performUnits for one unit, by the methods that cost least.
 // The store has methods for the common operations that make no Op and no slice of them.
 func (b *batch) performOne(ctx context.Context, u *unit) {
 	api, name := b.c.in.api, b.c.in.stored(u.name)
@@ -567,8 +568,6 @@ func (b *batch) performOne(ctx context.Context, u *unit) {
 		b.performUnits(ctx, []*unit{u})
 	}
 }
-
-func (b *batch) performAll(ctx context.Context) { b.performUnits(ctx, b.units) }
 
 // performUnits fills in the operations, and takes their outcomes. A value is read to the unit's
 // own buffer, which a longer value replaces, so that in the steady state nothing is allocated.
@@ -664,7 +663,7 @@ func (b *batch) replies() error {
 			continue
 		}
 		x := ended{cmd: e.cmd, args: e.args, start: b.cur.start, errs: b.cur.errors, took: b.tookFrom(took),
-			refused: e.refused != nil, shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed, inExec: b.hold}
+			refused: e.refused != nil, shown: b.heed&heedMonitor == 0, streamed: b.cur.streamed}
 		if e.unit >= 0 && e.cmd.Fold != spec.Single {
 			x.args, x.nameless = b.cur.args[:e.n*len(e.args)], true
 		}
@@ -674,8 +673,7 @@ func (b *batch) replies() error {
 	}
 	b.countAlike()
 	m.batch(len(b.entries))
-	m.misses.Add(b.lookups[0])
-	m.hits.Add(b.lookups[1])
+	m.noteLookups(b.lookups)
 	b.lookups = [2]uint64{}
 	return nil
 }
@@ -694,11 +692,7 @@ func (b *batch) reply(e *entry) error {
 		}
 	}
 	if e.unit < 0 {
-		if e.refused != nil {
-			values.WriteRefusal(w, e.refused)
-		} else {
-			values.WriteRefusal(w, e.cmd.conn(b.c, w, e.args))
-		}
+		values.WriteRefusal(w, e.refused)
 		return nil
 	}
 	u := b.units[e.unit]

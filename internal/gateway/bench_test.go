@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvd-project/kvd/internal/luascript"
 )
 
 // BenchmarkSmall is what a command on a small value costs, asked for one at a time (in a
@@ -56,5 +59,49 @@ func BenchmarkSmall(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// BenchmarkStep is what takes effect in one step costs: transactions on a key and on two, and scripts.
+func BenchmarkStep(b *testing.B) {
+	exec := func(commands ...[]string) (requests [][]string) {
+		return append(append([][]string{{"MULTI"}}, commands...), []string{"EXEC"})
+	}
+	const script = "return redis.call('INCR', KEYS[1])"
+	incr, get := []string{"INCR", "n"}, []string{"GET", "k"}
+	for _, c := range []struct {
+		name     string
+		requests [][]string
+	}{
+		{"SET", exec([]string{"SET", "k", strings.Repeat("v", 100)})},
+		{"INCR", exec(incr)},
+		{"GET", exec(get)},
+		{"INCR,EXPIRE", exec(incr, []string{"EXPIRE", "n", "100"})},
+		{"INCR,GET", exec(incr, get)},
+		{"EVALSHA", [][]string{{"EVALSHA", luascript.SHA([]byte(script)), "1", "n"}}},
+		{"EVALSHA*16", slices.Repeat([][]string{{"EVALSHA", luascript.SHA([]byte(script)), "1", "n"}}, 16)},
+		{"MSETNX", [][]string{{"MSETNX", "n", "1", "k", "2"}}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			addr := serve(b, Options{Databases: []Database{{"default", newStore(b)}}})
+			p := dial(b, "tcp", addr)
+			p.do(b, "SET", "k", "v")
+			p.do(b, "SCRIPT", "LOAD", script)
+			var request []byte
+			for _, r := range c.requests {
+				request = append(request, encode(r...)...)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.Write(request); err != nil {
+					b.Fatal(err)
+				}
+				for range c.requests {
+					if r := p.reply(b); len(r) == 0 || r[0] == '-' {
+						b.Fatalf("%q", r)
+					}
+				}
+			}
+		})
 	}
 }

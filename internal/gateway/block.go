@@ -411,7 +411,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		c.showCommand(cmd, args, len(args), c.db)
 		c.out.uncork() // its reply may be far away
 	}
-	c.box.flush()
+	c.box.Flush()
 	s := &c.g.waits
 	x := s.enterQueues(c.db, &b)
 	c.blocked.Store(x)
@@ -539,7 +539,7 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *values.Blocking, names
 	if again {
 		args = nil // it has missed its keys already
 	}
-	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
+	t, err := c.performStaged(time.Now(), nil, exec.Look, func(t *staged) {
 		defer t.noteChanges(cmd, args, &t.out)()
 		t.mayWait, t.waited = true, again
 		found, err := b.Try(t, names, again, &t.out)
@@ -588,7 +588,7 @@ func (t *staged) putBack() bool {
 	if len(keys) == 0 || t.Write(keys) != nil {
 		return false
 	}
-	t.changes = nil
+	t.Changes = nil
 	t.tellOfWrites()
 	return true
 }

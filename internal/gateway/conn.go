@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/redis/acl"
 	"github.com/kvd-project/kvd/internal/redis/args"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -51,8 +52,8 @@ type conn struct {
 	// It is between 1 and maxUnits, and adapt changes it behind each batch.
 	window int
 
-	box     outbox  // of what its commands publish; empty when what was read has been performed
-	caching caching // for the next command
+	box     live.Outbox // of what its commands publish; empty when what was read has been performed
+	caching caching     // for the next command
 	// tracksLate: what it caches of the transaction that runs is found out behind it, see lateTracking.
 	tracksLate bool
 	tx         transaction // MULTI and WATCH; ended with the connection
@@ -86,7 +87,7 @@ type conn struct {
 	half                atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
 	waited              time.Duration            // for memory, by the command at hand; not for others
 	user                atomic.Pointer[acl.User] // default before AUTH; never nil
-	listens             atomic.Int32             // channels and patterns that it is subscribed to
+	listener            live.Listener            // what it is subscribed to
 	monitors            atomic.Bool              // MONITOR
 	settling            atomic.Bool              // it waits for others, in CLIENT PAUSE
 	tracker             atomic.Pointer[tracker]  // nil: the client caches nothing
@@ -151,7 +152,7 @@ func (r counted) Read(p []byte) (n int, err error) {
 }
 
 // hears reports whether the client is here to be told what it does not ask for.
-func (c *conn) hears() bool { return c.listens.Load() > 0 || c.monitors.Load() }
+func (c *conn) hears() bool { return c.listener.Listens() || c.monitors.Load() }
 
 // commandTime is how long a command of which so many bytes have arrived may take to arrive.
 // A fixed time alone would cut off honest clients on slow lines, and a time for each read would
@@ -258,6 +259,7 @@ func (g *Gateway) handle(nc net.Conn) {
 	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued,
 		written: &g.m.written, turns: g.turns, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
+	c.listener.Client = ear{c, c.share}
 	c.over(nc)
 	c.fresh()
 	c.active.Store(c.since.UnixMilli())
@@ -267,7 +269,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		c.stopListening()
 		c.stopTracking()
 		c.stopMonitoring()
-		c.box.flush()
+		c.box.Flush()
 		c.rd.Release()
 		c.tx.end(c)
 		c.forgetWatched()
@@ -371,7 +373,7 @@ func (c *conn) serve() error {
 func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	b := newBatch(c, came)
 	defer b.free()
-	defer c.box.flush()
+	defer c.box.Flush()
 	c.begin(b.now)
 	b.heed = c.g.heed.Load() // after active; see awaitCommands
 	c.said = 0
@@ -641,7 +643,7 @@ func (c *conn) lookup(args [][]byte) (cmd *command, err error) {
 			err = refusal("NOAUTH Authentication required.")
 		}
 	}
-	if err == nil && c.proto == 2 && c.listens.Load() > 0 && !cmd.Is(spec.WhileListening) {
+	if err == nil && c.proto == 2 && c.listener.Listens() && !cmd.Is(spec.WhileListening) {
 		err = refusal("ERR Can't execute '" + cmd.Name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / " +
 			"RESET are allowed in this context")
 	}

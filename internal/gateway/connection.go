@@ -172,7 +172,7 @@ func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) error {
 // reached is for the health endpoint.
 func cmdPing(c *conn, w *resp.Writer, args [][]byte) error {
 	switch {
-	case len(args) <= 2 && c.proto == 2 && c.listens.Load() > 0:
+	case len(args) <= 2 && c.proto == 2 && c.listener.Listens():
 		// In the form of a message, since the client reads nothing else now.
 		w.Array(2)
 		w.BulkString("pong")

@@ -88,15 +88,11 @@ func describe(w *resp.Writer, c *command) {
 	for _, cat := range cats {
 		w.Simple("@" + cat)
 	}
-	begin := w.Set
-	if c.Doc.Since == "" { // the reply for a command that Redis 7.0 has not
-		begin = w.Array
-	}
-	begin(len(c.Doc.Tips))
+	w.Set(len(c.Doc.Tips))
 	for _, tip := range c.Doc.Tips {
 		w.BulkString(tip)
 	}
-	begin(len(c.Doc.Keys))
+	w.Set(len(c.Doc.Keys))
 	for i := range c.Doc.Keys {
 		describeKey(w, &c.Doc.Keys[i])
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/exec"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
 
@@ -154,14 +156,14 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		e.Unlock()
 		return
 	case (d.check || late) && errors.Is(ops[0].Err, client.ErrNotFound):
-		var box outbox
-		g.event(&box, notify, d.db, keyEvent{values.OnExpired, "expired"}, []byte(d.key))
-		box.flush()
+		var box live.Outbox
+		g.event(&box, notify, d.db, exec.Event{Class: values.OnExpired, Name: "expired"}, []byte(d.key))
+		box.Flush()
 		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {
 			g.o.Peers.Changed([]byte(d.key))
 			g.tracked.invalidate(g, &box, nil, []written{{name: []byte(d.key)}})
-			box.flush()
+			box.Flush()
 		}
 	}
 	e.Lock()

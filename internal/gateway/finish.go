@@ -3,6 +3,7 @@ package gateway
 import (
 	"time"
 
+	"github.com/kvd-project/kvd/internal/redis/admin"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
@@ -35,8 +36,8 @@ func (b *batch) finish(x *ended) error {
 	c, w := b.c, &b.w
 	errs := w.Errors - x.errs
 	b.count(x, errs)
-	if c.g.slow.notes(x.took) && !x.refused && !x.cmd.Has(spec.FlagSkipSlowlog) {
-		args, n := x.words(maxSlowArgs)
+	if c.g.slow.Notes(x.took) && !x.refused && !x.cmd.Has(spec.FlagSkipSlowlog) {
+		args, n := x.words(admin.MaxSlowArgs)
 		c.logSlow(x.cmd, args, n, x.took)
 	}
 	if !x.shown && x.args != nil && c.shows(x.cmd) {

@@ -39,6 +39,8 @@ import (
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/admin"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
@@ -213,21 +215,20 @@ type Gateway struct {
 	guesses netsrv.Guesses     // wrong passwords, by address
 	users   *acl.Users         // of Options.Password and ACLFile; they change while it runs
 	denials acl.Log            // ACL LOG
-	slow    slowLog            // SLOWLOG
+	slow    admin.Slow         // SLOWLOG and LATENCY
 	// heed is what there is to look at besides performing commands; see heedPause.
-	heed      atomic.Uint32
-	pausing   pausing       // CLIENT PAUSE
-	monitors  monitors      // MONITOR
-	latencies latencies     // LATENCY
-	hot       *hotkeys.Keys // nil: nobody wants to know
-	aclFile   sync.Mutex    // held while Options.ACLFile is read or written
+	heed     atomic.Uint32
+	pausing  pausing       // CLIENT PAUSE
+	monitors live.Monitors // MONITOR
+	hot      *hotkeys.Keys // nil: nobody wants to know
+	aclFile  sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
 	loops     loop.Loops            // serve connections whose clients say little at a time
 	waits     waits                 // BLPOP and the like
 	scripts   scripting             // EVAL and EVALSHA
 	functions functions             // FCALL and FUNCTION
-	hub       hub                   // subscriptions
+	hub       live.Hub              // subscriptions
 	notify    atomic.Uint32         // notify-keyspace-events, an eventClass; CONFIG SET writes it
 	tracked   trackTable            // CLIENT TRACKING
 	watchers  watchers              // WATCH of absent keys
@@ -276,14 +277,14 @@ func New(o Options) (*Gateway, error) {
 	g.mu.conns = make(map[int64]*conn)
 	setDefaults(&g.encodings)
 	g.waits.init(g)
-	g.hub.init()
+	g.hub.Init()
 	g.tracked.init(o.TrackingKeys)
 	if o.SlowLogTime < 0 {
-		g.slow.setTime(-1)
+		g.slow.SetTime(-1)
 	} else {
-		g.slow.setTime(o.SlowLogTime.Microseconds())
+		g.slow.SetTime(o.SlowLogTime.Microseconds())
 	}
-	g.slow.setLen(int64(o.SlowLogLen))
+	g.slow.SetLen(int64(o.SlowLogLen))
 	if o.HotKeys {
 		g.hot = hotkeys.New()
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 )
 
@@ -11,7 +12,7 @@ import (
 // that is not known. A writer with NOLOOP is not told of its own writes, and forgets the key all the same, unless its
 // own read keeps it: then it caches the version that it has left. As in Redis a client with BCAST hears of all the keys
 // with a prefix at once, in the order of their names, and others of each by itself.
-func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, keys []written) {
+func (t *trackTable) invalidate(g *Gateway, box *live.Outbox, c *conn, keys []written) {
 	t.Lock()
 	defer t.Unlock()
 	for _, k := range keys {
@@ -50,7 +51,7 @@ func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, keys []written
 
 // invalidateLocked takes a key out and tells its clients, and reports whether c was one of them and is not told.
 // Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
-func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) (silent bool) {
+func (t *trackTable) invalidateLocked(g *Gateway, box *live.Outbox, c *conn, name trackedName) (silent bool) {
 	k := t.keys[name]
 	if k == nil {
 		return false
@@ -74,7 +75,7 @@ func (t *trackTable) removeLocked(name trackedName, k *trackedKey) {
 }
 
 // invalidateAll tells everybody that any key may have been written.
-func (t *trackTable) invalidateAll(g *Gateway, box *outbox) {
+func (t *trackTable) invalidateAll(g *Gateway, box *live.Outbox) {
 	t.Lock()
 	defer t.Unlock()
 	clear(t.keys)
@@ -89,7 +90,7 @@ func (t *trackTable) invalidateAll(g *Gateway, box *outbox) {
 // connection of RESP2 can only hear it as a message.
 // The caller holds the table's lock. The connection of redirect may end at any time: then c itself hears of that, once,
 // if it can.
-func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, keys ...[]byte) {
+func (t *trackTable) tell(g *Gateway, box *live.Outbox, c *conn, keys ...[]byte) {
 	tr, to := c.tracker.Load(), c
 	if tr.redirect != 0 {
 		g.mu.Lock()
@@ -104,18 +105,18 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, keys ...[]byte) {
 			w.Push(2)
 			w.BulkString("tracking-redir-broken")
 			w.Int(tr.redirect)
-			c.out.push(box, w.Bytes())
+			c.out.Push(box, w.Bytes())
 			return
 		}
 	}
-	box.begin()
-	w := box.form(to)
+	box.Begin()
+	w := box.Form(to.seenP3.Load())
 	switch {
 	case to.seenP3.Load():
 		w.Push(2)
 		w.BulkString("invalidate")
 	// As in Redis any subscription of that connection will do: in RESP2 only one that listens can be told.
-	case tr.redirect != 0 && to.listens.Load() > 0:
+	case tr.redirect != 0 && to.listener.Listens():
 		w.Push(3)
 		w.BulkString("message")
 		w.BulkString("__redis__:invalidate")
@@ -130,5 +131,5 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, keys ...[]byte) {
 			w.Bulk(k)
 		}
 	}
-	to.out.push(box, w.Bytes())
+	to.out.Push(box, w.Bytes())
 }

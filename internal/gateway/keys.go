@@ -294,7 +294,7 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) error {
 // from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are
 // gone.
 func (c *conn) flushDatabases(w *resp.Writer, args [][]byte, from, to int) error {
-	if len(args) > 2 || len(args) == 2 && !values.Fold(args[1], "async") && !values.Fold(args[1], "sync") {
+	if p := values.OptionsOf(args[1:]); p.Left() > 1 || p.More() && !p.Flag("async") && !p.Flag("sync") {
 		return values.ErrSyntax
 	}
 	defer c.g.wroteAll(c) // whatever came of it

@@ -21,7 +21,7 @@ import (
 // process down.
 
 // performLarge performs a unit again that needs memory of the share. Reads are put off until
-// their replies are due, except in an EXEC, since many large values may not fit at a time.
+// their replies are due, since many large values may not fit at a time.
 // A value's length is known when it has been found, so the answer to the first try is how much
 // to take. The order matters: memory first, then the operation; a write that was refused for
 // want of memory has not happened.
@@ -33,7 +33,7 @@ func (b *batch) performLarge(u *unit) {
 		var large *inside.TooLargeError
 		switch {
 		case errors.As(u.err, &large):
-			if u.kind <= spec.Read && !b.hold {
+			if u.kind <= spec.Read {
 				u.large, u.err = large.Want, nil
 				return
 			}

@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 )
 
 // latencyNumbers are what two servers need not have alike.
@@ -37,41 +36,5 @@ func TestLatencyLikeRedis(t *testing.T) {
 		if got != want {
 			t.Errorf("%s\n got %q\nwant %q", line, got, want)
 		}
-	}
-}
-
-// TestLatencies: what is kept of each second, how much of it, and how it is drawn.
-func TestLatencies(t *testing.T) {
-	var l latencies
-	at := func(s int64) time.Time { return time.Unix(1000+s, 0) }
-	for i, ms := range []int64{100, 200, 150, 400, 100} {
-		l.add(slowCommand, at(int64(i)*100), ms)
-		l.add(slowCommand, at(int64(i)*100), ms-50) // a shorter one of the same second
-	}
-	e, ok := l.find([]byte("command"))
-	if !ok || len(e.samples) != 5 || e.samples[3] != (latencySample{1300, 400}) || e.max != 400 {
-		t.Errorf("%v %+v", ok, e)
-	}
-	want := "command - high 400 ms, low 100 ms (all time high 400 ms)\n" + strings.Repeat("-", 80) + "\n" +
-		"   # \n   | \n o | \n_|#|_\n     \n65311\nmmmm0\n    s\n"
-	if got := e.graph("command", 1410); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	mean, deviation, period := e.summary(1410)
-	if mean != 190 || deviation != 88 || period != 82 {
-		t.Errorf("mean %d, deviation %d, period %v", mean, deviation, period)
-	}
-	for i := range int64(2 * latencySamples) {
-		l.add(fastCommand, at(i), i)
-	}
-	if e, _ := l.find([]byte("fast-command")); len(e.samples) != latencySamples || e.samples[0].ms != latencySamples ||
-		e.max != 2*latencySamples-1 {
-		t.Errorf("%d samples from %+v on, max %d", len(e.samples), e.samples[0], e.max)
-	}
-	if n := l.reset([][]byte{[]byte("command"), []byte("x")}); n != 1 {
-		t.Errorf("%d events were reset", n)
-	}
-	if n := l.reset(nil); n != 1 {
-		t.Errorf("%d events were reset", n)
 	}
 }

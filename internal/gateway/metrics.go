@@ -82,6 +82,12 @@ func (m *metrics) batch(n int) {
 	m.batchBuckets[bucket(uint64(n), batchBuckets)].Add(1)
 }
 
+// noteLookups counts misses and hits.
+func (m *metrics) noteLookups(n [2]uint64) {
+	m.misses.Add(n[0])
+	m.hits.Add(n[1])
+}
+
 var (
 	descCommands = prometheus.NewDesc("kvd_gateway_commands_total", "Commands answered.", []string{"command", "result"},
 		nil)
@@ -173,7 +179,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, n int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
 	}
-	channels, patterns, shards := c.g.hub.subscriptions()
+	channels, patterns, shards := c.g.hub.Subscriptions()
 	gauge(descListen, channels, "channel")
 	gauge(descListen, patterns, "pattern")
 	gauge(descListen, shards, "shard")

@@ -385,6 +385,36 @@ func TestWatchTouched(t *testing.T) {
 	}
 }
 
+// TestWatchElsewhere: whatever a transaction on one key does, it does nothing if another gateway has written the key.
+func TestWatchElsewhere(t *testing.T) {
+	o := Options{Databases: fake()}
+	p, w := dial(t, "tcp", serve(t, o)), dial(t, "tcp", serve(t, o))
+	for _, was := range []string{"SET k 0", "DEL k"} {
+		for _, queue := range []string{"SET k 2", "SETEX k 100 2", "GET k", "EXISTS k", "INCR k", "DEL k", "PING"} {
+			w.do(t, strings.Fields(was)...)
+			p.want(t, "+OK\r\n", "WATCH", "k")
+			w.want(t, "+OK\r\n", "SET", "k", "1")
+			if got := p.perform(t, "EXEC "+queue); got != "*-1\r\n" {
+				t.Errorf("%s, then %s: replied %q", was, queue, got)
+			}
+			w.want(t, "$1\r\n1\r\n", "GET", "k")
+		}
+	}
+}
+
+// TestLookupsInOneStep: keys that are looked for in transactions and scripts count as hits and misses, once.
+func TestLookupsInOneStep(t *testing.T) {
+	addr := serve(t, Options{Databases: fake()})
+	p := dial(t, "tcp", addr)
+	p.want(t, "+OK\r\n", "SET", "k", "1")
+	p.perform(t, "EXEC GET k;EXISTS none;INCR k")
+	p.perform(t, "EXEC GET k;STRLEN none")
+	p.do(t, "EVAL", "return redis.call('GET', KEYS[1])", "1", "k")
+	if r := p.do(t, "INFO", "stats"); !strings.Contains(r, "keyspace_hits:3\r\nkeyspace_misses:2\r\n") {
+		t.Errorf("%s", r)
+	}
+}
+
 // behindAPI calls f once, behind a Do of a key.
 type behindAPI struct {
 	client.API

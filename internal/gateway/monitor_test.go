@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
@@ -215,24 +216,7 @@ func TestMonitorHidesSecrets(t *testing.T) {
 
 // TestMonitorCuts: a line is bounded, and what a script does is shown once, however often it runs.
 func TestMonitorCuts(t *testing.T) {
-	long := strings.Repeat("x", maxShown+10)
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"SET", "a", "b"}, `"SET" "a" "b"`},
-		{[]string{"SET", long}, `"SET" "` + long[:maxShown-6] + `... (16 more bytes)"`},
-		{[]string{"SET", long[:maxShown-9], "a", "b"}, `"SET" "` + long[:maxShown-9] + `" "... (2 more arguments)"`},
-	} {
-		var args [][]byte
-		for _, a := range c.args {
-			args = append(args, []byte(a))
-		}
-		got := lineTime.ReplaceAllString(string(appendShown(nil, "lua", commands["set"], args, len(args), 3)), "")
-		if got != "[3 lua] "+c.want+"\r\n" {
-			t.Errorf("%.60q…: got …%q, want …%q", c.args, got[max(0, len(got)-60):], c.want[max(0, len(c.want)-60):])
-		}
-	}
+	long := strings.Repeat("x", live.MaxShown+10)
 	budget := netsrv.NewBudget(256 << 20)
 	addr, _ := start(t, Options{Databases: fakes(1), Budget: budget})
 	m, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
@@ -245,7 +229,7 @@ func TestMonitorCuts(t *testing.T) {
 		t.Errorf("%d lines", n)
 	}
 	for i, l := range lines {
-		if len(l) > maxShown+200 {
+		if len(l) > live.MaxShown+200 {
 			t.Errorf("line %d has %d bytes", i, len(l))
 		}
 	}
@@ -262,7 +246,7 @@ func TestMonitorWithoutReading(t *testing.T) {
 	m, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	m.want(t, "+OK\r\n", "MONITOR")
 	value := strings.Repeat("v", 512<<10)
-	for n := 0; g.monitors.count() > 0; n++ {
+	for n := 0; g.monitors.Count() > 0; n++ {
 		p.want(t, "+OK\r\n", "SET", "a", value)
 		if n > 10*hardPushes/len(value) {
 			t.Fatalf("%d bytes later it is still there", n*len(value))
@@ -302,7 +286,7 @@ func TestMonitorNeedsTheRight(t *testing.T) {
 	own.want(t, "+OK\r\n", "MONITOR")
 	p.want(t, "+OK\r\n", "ACL", "SETUSER", "anna", "-monitor")
 	m.closed(t)
-	testutil.Until(t, "one monitor", func() bool { return g.monitors.count() == 1 })
+	testutil.Until(t, "one monitor", func() bool { return g.monitors.Count() == 1 })
 	again := dial(t, "tcp", addr)
 	again.want(t, "+OK\r\n", "AUTH", "anna", "pw")
 	again.want(t, "-NOPERM this user has no permissions to run the 'monitor' command\r\n", "MONITOR")

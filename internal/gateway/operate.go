@@ -37,8 +37,8 @@ func (g operated) Describe() *peers.Description {
 		Clients: uint32(g.srv.Conns()), MaxClients: uint32(g.o.MaxConns), Commands: commands, Hits: g.m.hits.Load(),
 		Misses:      g.m.misses.Load(),
 		MemoryBytes: m.Sys - m.HeapReleased, BufferBytes: uint64(g.o.Budget.Used()),
-		SlowCommands: uint64(g.slow.logged()),
-		Blocked:      uint32(g.waits.clients.Load() + g.pausing.clients.Load()), Monitors: uint32(g.monitors.count()),
+		SlowCommands: uint64(g.slow.Logged()),
+		Blocked:      uint32(g.waits.clients.Load() + g.pausing.clients.Load()), Monitors: uint32(g.monitors.Count()),
 		Paused: g.pausing.word(),
 	}
 }
@@ -75,13 +75,13 @@ func (g operated) SlowLog(n int) (all []*peers.SlowCommand) {
 	if n == 0 {
 		n = -1
 	}
-	for _, e := range g.slow.newest(int64(n)) {
-		args := make([][]byte, len(e.args))
-		for i, a := range e.args {
+	for _, e := range g.slow.Newest(int64(n)) {
+		args := make([][]byte, len(e.Args))
+		for i, a := range e.Args {
 			args[i] = []byte(a)
 		}
-		all = append(all, &peers.SlowCommand{Id: e.id, UnixMicros: e.at.UnixMicro(), TookMicros: e.took.Microseconds(),
-			Args: args, Addr: e.peer, Name: e.name})
+		all = append(all, &peers.SlowCommand{Id: e.ID, UnixMicros: e.At.UnixMicro(), TookMicros: e.Took.Microseconds(),
+			Args: args, Addr: e.Peer, Name: e.Name})
 	}
 	return all
 }
@@ -107,7 +107,7 @@ func (c *conn) describe() *peers.Client {
 	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
 	c.mu.Unlock()
 	now := time.Now()
-	channels, patterns, shards := c.g.hub.countsOf(c)
+	channels, patterns, shards := c.g.hub.CountsOf(&c.listener)
 	parts, unread := c.out.pending()
 	d := &peers.Client{
 		Id: c.id, Addr: c.remote.String(), LocalAddr: c.local.String(), Name: name,

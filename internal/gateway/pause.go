@@ -160,7 +160,7 @@ func (c *conn) awaitUnpause(b *batch, cmd *command, args [][]byte) error {
 	if err := c.push(&b.w, 0); err != nil {
 		return err
 	}
-	c.box.flush()
+	c.box.Flush()
 	c.link.Waits()
 	c.asked = false // what a loop has looked up is as of now
 	x := &waiter{held: true, end: make(chan ending, 1), over: make(chan struct{})}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
@@ -12,7 +13,8 @@ type planHost struct{ c *conn }
 
 // planLimits are those of a batch.
 var planLimits = exec.Limits{OneLimit: oneLimit, EachLimit: eachLimit, Few: freeUnits, AtOnce: maxUnits,
-	Tries: largeTries, ReadCost: readCost}
+	Tries: largeTries, ReadCost: readCost, WriteCost: writeCost,
+	PutCost: putCost}
 
 func (h planHost) API(db int) client.API { return h.c.g.dbs[db].api }
 
@@ -21,6 +23,7 @@ func (h planHost) Together(a, b int) bool { return h.c.g.dbs[a].shared == h.c.g.
 func (h planHost) Prepare(k *exec.Key) {
 	k.Stored = h.c.g.dbs[k.DB].stored([]byte(k.Name))
 	k.MaxValue, k.Limits = h.c.g.o.MaxValueBytes, &h.c.g.encodings
+	k.Quiet = isLibraries(k.Name)
 }
 
 func (h planHost) Refuses(n exec.KeyName) error { return badKey(&h.c.g.dbs[n.DB], n.Name) }
@@ -40,7 +43,7 @@ func (h planHost) Context(many bool) context.Context {
 // remembers their versions.
 func (h planHost) Begins(keys []*exec.Key) (read func(err error)) {
 	c := h.c
-	if !c.tracksReads() || isLibraries(keys[0].Name) { // which is read alone
+	if !c.tracksReads() || keys[0].Quiet { // which is read alone
 		return func(error) {}
 	}
 	c.out.cork()
@@ -59,3 +62,5 @@ func (h planHost) Begins(keys []*exec.Key) (read func(err error)) {
 }
 
 func (h planHost) Sees(n exec.KeyName) { h.c.sees(n) }
+
+func (h planHost) Rest(d time.Duration) bool { return h.c.g.pause(d) }

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/redis/resp"
+	"github.com/kvd-project/kvd/internal/redis/live"
 )
 
 // pushes is the part of an output that other goroutines fill: messages that its client did not ask for. They wait in
@@ -15,9 +15,9 @@ import (
 // All of it is guarded by output.mu.
 type pushes struct {
 	pushed []byte
-	held   int64     // bytes of the share that stand for it
-	full   time.Time // since when more than softPushes bytes are unread; zero: they are not
-	box    *outbox   // that has been told of pushed
+	held   int64        // bytes of the share that stand for it
+	full   time.Time    // since when more than softPushes bytes are unread; zero: they are not
+	box    *live.Outbox // that has been told of pushed
 	// corked holds back what is pushed until the reply of the connection's own batch has been sent. The
 	// confirmation of a subscription comes before its first message, and a value that was read before its invalidation.
 	corked bool
@@ -48,35 +48,21 @@ const (
 // it.
 var errFlooded = errors.New("messages are not read")
 
-// outbox remembers the outputs that its owner has pushed to, for one flush of each. Its owner's goroutine uses it
-// alone. An output's pushes.box says which outbox has it in its list already, so that many messages to one client are
-// one entry. Two owners that push to one client in turn may both have it; the second flush finds nothing then.
-type outbox struct {
-	list  []*output
-	forms [2]resp.Writer // of one message: for RESP2 and RESP3
-}
-
-// flush sends what the owner has pushed.
-// It takes each output's lock by itself, and none of the hub's or the tables', so that a slow socket holds up nobody
-// who listens.
-func (x *outbox) flush() {
-	for i, o := range x.list {
-		o.mu.Lock()
-		if o.mu.box == x {
-			o.mu.box = nil
-		}
-		o.flushLocked()
-		o.mu.Unlock()
-		x.list[i] = nil
+// Flush is of live.Output.
+func (o *output) Flush(box *live.Outbox) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.box == box {
+		o.mu.box = nil
 	}
-	x.list = x.list[:0]
+	o.flushLocked()
 }
 
-// push adds a message, which it copies. It never waits: a client that leaves too much unread is disconnected, and so is
+// Push adds a message, which it copies. It never waits: a client that leaves too much unread is disconnected, and so is
 // one for whose messages there is no memory. The message goes out with box's next flush, or sooner.
-// Any goroutine may call it, with the locks of hub, monitors or trackTable held: an output's lock comes after theirs. p
-// is a whole message, so that a reply is never between two halves of it.
-func (o *output) push(box *outbox, p []byte) {
+// Any goroutine may call it, with the locks of live.Hub, monitors or trackTable held: an output's lock comes after
+// theirs. p is a whole message, so that a reply is never between two halves of it.
+func (o *output) Push(box *live.Outbox, p []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.err != nil {
@@ -99,7 +85,7 @@ func (o *output) push(box *outbox, p []byte) {
 	o.queued.Add(int64(len(p)))
 	if o.mu.box != box {
 		o.mu.box = box
-		box.list = append(box.list, o)
+		box.Add(o)
 	}
 	if len(o.mu.pushed) > sendFrom {
 		o.flushLocked()

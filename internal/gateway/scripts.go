@@ -63,8 +63,8 @@ func scriptCommands() performers {
 	}
 }
 
-// stagedCommands run other commands, or work on what the gateways of a store share.
-func stagedCommands() map[spec.ID]stagedFunc {
+// stagedFuncs run other commands, or work on what the gateways of a store share.
+func stagedFuncs() map[spec.ID]stagedFunc {
 	return map[spec.ID]stagedFunc{
 		spec.CmdEval:            evaluator(false, false),
 		spec.CmdEvalsha:         evaluator(true, false),
@@ -171,39 +171,14 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 	if !first || !g.scripts.watched.Load() {
 		g.watchScripts(r.until)
 	}
-	db, before, told, sent := t.DB, t.snapshot(), len(t.changes), len(t.messages)
+	db, before, sent := t.DB, t.Snapshot(), len(t.messages)
 	// The snapshot was made for this case alone: a script that fails half way has changed keys already.
 	if !run(&t.task) {
-		t.undo(before)
-		t.changes, t.messages = t.changes[:told], t.messages[:sent]
+		t.Undo(before)
+		t.messages = t.messages[:sent]
 	}
 	t.DB = db
 	t.c.setScript(runningScript{})
-}
-
-// snapshot is what the keys are now, until the next snapshot.
-// It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
-func (t *staged) snapshot() []values.Key {
-	t.before = t.before[:0]
-	for _, k := range t.Keys {
-		t.before = append(t.before, k.Key)
-		k.Own = nil // the snapshot's value may be in it
-	}
-	return t.before
-}
-
-// undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
-// command has wanted for a value stays wanted.
-func (t *staged) undo(before []values.Key) {
-	for i, k := range t.Keys {
-		want := k.Want
-		if i < len(before) {
-			k.Key = before[i]
-		} else {
-			k.Key = k.Was
-		}
-		k.Want = max(want, k.Want)
-	}
 }
 
 // setScript says which script the connection runs from now on.
@@ -446,7 +421,7 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is
 // nothing to wait for.
 func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) > 3 || len(args) == 3 && !values.Fold(args[2], "sync") && !values.Fold(args[2], "async") {
+	if p := values.OptionsOf(args[2:]); p.Left() > 1 || p.More() && !p.Flag("sync") && !p.Flag("async") {
 		return refusal("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
 	}
 	c.g.scripts.cache.Clear()
@@ -470,12 +445,12 @@ func (c *conn) killScript(w *resp.Writer, args [][]byte, function bool) error {
 
 // cmdScriptDebug is refused in a transaction whatever it asks for, as in Redis.
 func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) error {
-	switch {
+	switch p := values.OptionsOf(args[2:]); {
 	case c.inTx.Load() >= 0:
 		return refusal("ERR SCRIPT DEBUG must be called outside a pipeline")
-	case values.Fold(args[2], "no"):
+	case p.Flag("no"):
 		w.OK()
-	case values.Fold(args[2], "yes"), values.Fold(args[2], "sync"):
+	case p.Flag("yes"), p.Flag("sync"):
 		return refusal("ERR kvd: there is no debugger for scripts")
 	default:
 		return refusal("ERR Use SCRIPT DEBUG YES/SYNC/NO")
@@ -498,7 +473,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 	if t.Take(int64(messageCost + len(channel) + len(payload))) {
 		t.messages = append(t.messages, posted{shard, channel, payload})
 	}
-	w.Int(int64(t.c.g.hub.receivers(shard, channel)))
+	w.Int(int64(t.c.g.hub.Receivers(shard, channel)))
 }
 
 // conclude does what had to wait for the store's answer; applied is false if it is not known whether all of it has

@@ -49,9 +49,9 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) error {
 
 // cmdLolwut names the version, and that this is no Redis, for those who look.
 func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
-	if len(args) >= 3 && values.Fold(args[1], "version") {
-		if n, ok := resp.ParseInt(args[2]); !ok || int64(int(n)) != n {
-			return values.ErrNotInt
+	if p := values.OptionsOf(args[1:]); p.Option("version", 1) {
+		if p.Int(); p.Err() != nil {
+			return p.Err()
 		}
 	}
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
@@ -60,10 +60,10 @@ func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) error {
 
 // cmdDebug is one command, as in Redis: rules of users name DEBUG, or DEBUG with a first argument.
 func cmdDebug(c *conn, w *resp.Writer, args [][]byte) error {
-	switch {
-	case values.Fold(args[1], "help") && len(args) == 2:
+	switch p := values.OptionsOf(args[1:]); {
+	case p.Left() == 1 && p.Flag("help"):
 		writeHelp(w, commandsByID[spec.CmdDebug].Name, "SLEEP <seconds>", "    Stop this connection for <seconds>.")
-	case values.Fold(args[1], "sleep") && len(args) == 3:
+	case p.Left() == 2 && p.Flag("sleep"):
 		return cmdDebugSleep(c, w, args)
 	default:
 		return refusal("ERR unknown subcommand or wrong number of arguments for '" + values.Clip(args[1], 128) +
@@ -159,8 +159,9 @@ func clientCommands() performers {
 // onOff accepts what would change how Redis evicts: here the client library decides that, for
 // all alike.
 func onOff(_ *conn, w *resp.Writer, args [][]byte) error {
-	if !values.Fold(args[2], "on") && !values.Fold(args[2], "off") {
-		return values.ErrSyntax
+	p := values.OptionsOf(args[2:])
+	if p.Choice("on", "off"); p.End() != nil {
+		return p.End()
 	}
 	w.OK()
 	return nil
@@ -172,13 +173,14 @@ func onOff(_ *conn, w *resp.Writer, args [][]byte) error {
 func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	p := values.OptionsOf(args[2:])
 	switch v := args[3]; {
 	case len(v) > 256 || !validName(v):
 		return refusal("ERR " + strings.ToLower(values.Clip(args[2], 32)) +
 			" cannot contain spaces, newlines or special characters.")
-	case values.Fold(args[2], "lib-name"):
+	case p.Flag("lib-name"):
 		c.mu.libName = string(v)
-	case values.Fold(args[2], "lib-ver"):
+	case p.Flag("lib-ver"):
 		c.mu.libVer = string(v)
 	default:
 		return refusal("ERR Unrecognized option '" + values.Clip(args[2], 128) + "'")
@@ -190,13 +192,13 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) error {
 // cmdClientReply replies to ON alone. SKIP concerns the next command, so it must not touch a
 // mode that is OFF; conn.replied moves the mode on.
 func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) error {
-	switch {
-	case values.Fold(args[2], "on"):
+	switch p := values.OptionsOf(args[2:]); {
+	case p.Flag("on"):
 		c.reply = replyOn
 		w.OK()
-	case values.Fold(args[2], "off"):
+	case p.Flag("off"):
 		c.reply = replyOff
-	case values.Fold(args[2], "skip"):
+	case p.Flag("skip"):
 		if c.reply != replyOff {
 			c.reply = replySkipNext
 		}
@@ -238,9 +240,9 @@ func (g *Gateway) eachClient(f func(c *conn)) {
 func readClientType(p *args.Parser) func(x *conn) bool {
 	switch {
 	case p.Flag("normal"):
-		return func(x *conn) bool { return x.listens.Load() == 0 }
+		return func(x *conn) bool { return !x.listener.Listens() }
 	case p.Flag("pubsub"):
-		return func(x *conn) bool { return x.listens.Load() > 0 }
+		return func(x *conn) bool { return x.listener.Listens() }
 	case p.Flag("master"), p.Flag("replica"), p.Flag("slave"):
 	default:
 		p.Refuse(refusal("ERR Unknown client type '" + values.Clip(p.Str(), 128) + "'"))

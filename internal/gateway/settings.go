@@ -382,8 +382,8 @@ var settings = byName(parseHeld(), []setting{
 	{name: "databases", get: func(c *conn) string { return strconv.Itoa(len(c.g.o.Databases)) }},
 	fixed("dir", ""), // nothing is kept on disk
 	numberParam("latency-monitor-threshold", 0, math.MaxInt64, func(c *conn) int64 {
-		return c.g.slow.latencyFrom()
-	}, func(c *conn, n int64) { c.g.slow.setLatency(n) }),
+		return c.g.slow.LatencyFrom()
+	}, func(c *conn, n int64) { c.g.slow.SetLatency(n) }),
 	same("maxclients", func(c *conn) string { return strconv.Itoa(c.g.o.MaxConns) }),
 	// Of the namespace of the database that the connection has chosen.
 	orElse("kvd cannot change it to that: kvctl namespace set NAME --limit does",
@@ -410,13 +410,13 @@ var settings = byName(parseHeld(), []setting{
 	fixed("requirepass", ""), // shown to nobody
 	same("save", always("")), // there are no snapshots
 	numberParam("slowlog-log-slower-than", -1, math.MaxInt64, func(c *conn) int64 {
-		micros, _ := c.g.slow.settings()
+		micros, _ := c.g.slow.Settings()
 		return micros
-	}, func(c *conn, n int64) { c.g.slow.setTime(n) }),
+	}, func(c *conn, n int64) { c.g.slow.SetTime(n) }),
 	numberParam("slowlog-max-len", 0, math.MaxInt64, func(c *conn) int64 {
-		_, n := c.g.slow.settings()
+		_, n := c.g.slow.Settings()
 		return n
-	}, func(c *conn, n int64) { c.g.slow.setLen(n) }),
+	}, func(c *conn, n int64) { c.g.slow.SetLen(n) }),
 	same("tcp-keepalive", always("30")),
 	numberParam("timeout", 0, math.MaxInt32, func(c *conn) int64 { return c.g.idle.Load() / int64(time.Second) },
 		func(c *conn, n int64) { c.g.idle.Store(n * int64(time.Second)) }),

@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client/clienttest"
 )
@@ -89,45 +88,6 @@ func TestSlowLogShowsCommands(t *testing.T) {
 		p.want(t, bulk("1"), "GET", "before")
 		p.want(t, "*0\r\n", "SLOWLOG", "GET")
 	})
-}
-
-// TestSlowLogBounds: entries, and bytes of them, are bounded; a lower bound holds at once.
-func TestSlowLogBounds(t *testing.T) {
-	var l slowLog
-	l.setTime(5)
-	if l.logs(5*time.Microsecond-1) || !l.logs(5*time.Microsecond) {
-		t.Error("it logs from another time on than 5 µs")
-	}
-	for _, off := range []int64{-1, math.MaxInt64} {
-		if l.setTime(off); l.logs(time.Hour) {
-			t.Errorf("it logs with %d", off)
-		}
-	}
-	l.setLen(3)
-	for range 5 {
-		l.add(&slowEntry{args: []string{"x"}})
-	}
-	if all := l.newest(2); len(all) != 2 || all[0].id != 4 || all[1].id != 3 {
-		t.Errorf("%d entries, the newest is %+v", len(all), all[0])
-	}
-	if n, _ := l.size(); n != 3 {
-		t.Errorf("%d entries", n)
-	}
-	if l.setLen(1); len(l.newest(-1)) != 1 {
-		t.Error("more than one entry")
-	}
-	l.setLen(math.MaxInt64)
-	long := strings.Repeat("x", 1<<20)
-	for range 10 {
-		l.add(&slowEntry{args: []string{long}})
-	}
-	if n, bytes := l.size(); n != 3 || bytes > maxSlowBytes {
-		t.Errorf("%d entries, %d bytes", n, bytes)
-	}
-	l.setLen(0)
-	if n, bytes := l.size(); n != 0 || bytes != 0 {
-		t.Errorf("%d entries, %d bytes", n, bytes)
-	}
 }
 
 // slowScript is commands whose entries Redis cuts, redacts or leaves out, and SLOWLOG with wrong arguments.

@@ -3,7 +3,6 @@ package gateway
 import (
 	"bytes"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -27,8 +26,8 @@ import (
 type staged struct {
 	exec.Plan
 	c    *conn
-	out  resp.Writer // what the function replies
-	lost bool        // a watched key has changed
+	does func(t *staged) // the function
+	out  resp.Writer     // what it replies
 	// mayWait: the function is a command that waits if it finds nothing. waited: it has done so.
 	mayWait, waited bool
 	// showing: somebody MONITORs.
@@ -36,17 +35,14 @@ type staged struct {
 	// scripted: it is a script that performs the command at hand.
 	scripted bool
 
-	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
-	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
-	named      []namedChange  // and what the command at hand calls its own
-	missed     []*exec.Key    // and what it has not found
-	messages   []posted       // what scripts have published so far
-	shown      shownLines     // for MONITOR
+	scriptsEnd time.Time  // when scripts have run for long enough; zero: none has begun
+	messages   []posted   // what scripts have published so far
+	shown      shownLines // for MONITOR
+	lookups    [2]uint64  // misses and hits
 
 	// Memory that serves again.
-	task   luascript.Task // of the script that runs
-	host   scriptHost     // the same
-	before []values.Key   // of snapshot
+	task luascript.Task // of the script that runs
+	host scriptHost     // the same
 }
 
 // stagedPool keeps those of few keys, empty.
@@ -66,10 +62,9 @@ func (t *staged) free() {
 	if !t.Close() {
 		return
 	}
-	clear(t.before[:cap(t.before)])
 	t.out.Reset(keepInto)
 	t.host.w.Reset(keepInto)
-	*t = staged{Plan: t.Plan, out: t.out, before: t.before, host: scriptHost{w: t.host.w}}
+	*t = staged{Plan: t.Plan, out: t.out, host: scriptHost{w: t.host.w}}
 	stagedPool.Put(t)
 }
 
@@ -84,8 +79,8 @@ func onStaged(f stagedFunc) values.SeveralFunc {
 	return func(t values.Keys, args [][]byte, w *resp.Writer) error { return f(t.(*staged), args, w) }
 }
 
-// errAgain: stagedTries tries have each met a write of somebody else.
-var errAgain = errors.New("keys change too often; nothing was done")
+// errLost gives up a transaction of which a watched key has changed. Nothing was done.
+var errLost = errors.New("a watched key has changed")
 
 // namesOf appends the keys that a command names. It leaves out those that the command is going to refuse.
 // It is a guess at what the command will use: a key beyond it is read when it is asked for, at the price of a round
@@ -94,7 +89,13 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < client.MaxTxnKeys; i += s.Step {
 			if badKey(&g.dbs[db], args[i]) == nil {
-				dst = append(dst, stagedName{DB: db, Name: string(args[i])})
+				n := stagedName{DB: db}
+				if last := len(dst) - 1; last >= 0 && dst[last].Name == string(args[i]) {
+					n.Name = dst[last].Name
+				} else {
+					n.Name = string(args[i])
+				}
+				dst = append(dst, n)
 			}
 		}
 	}
@@ -106,11 +107,6 @@ func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte)
 func (t *staged) DBIndex(b []byte) (db int, err error) { return t.c.dbIndex(b) }
 func (t *staged) Waits() bool                          { return t.mayWait }
 
-// Miss is for the event keymiss.
-func (t *staged) Miss(name []byte) {
-	t.missed = append(t.missed, t.Find[stagedName{DB: t.DB, Name: string(name)}])
-}
-
 // in is the database that key takes names of.
 func (t *staged) in() *database { return &t.c.g.dbs[t.DB] }
 
@@ -120,7 +116,7 @@ func (t *staged) in() *database { return &t.c.g.dbs[t.DB] }
 func (t *staged) require(x watch) {
 	t.KeyIn(x.DB, []byte(x.Name))
 	if k := t.Find[x.stagedName]; t.Err == nil && (k.Version != x.version || x.touched()) {
-		t.lost = true
+		t.Err = errLost
 	}
 }
 
@@ -150,6 +146,7 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 		}
 		k := t.Key(args[cmd.First])
 		k.Count, k.Also = 0, ""
+		t.noteLookup(cmd, k)
 		return cmd.key(k, args, w)
 	}
 	if cmd.Fold == spec.SetAll && len(args)%2 == 0 {
@@ -170,6 +167,7 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	for i, name := range names {
 		k := t.Key(name)
 		k.Count = 0
+		t.noteLookup(cmd, k)
 		values.WriteRefusal(w, cmd.key(k, args[1+i*cmd.Step:][:cmd.Step], w))
 		sum += k.Count
 	}
@@ -183,75 +181,63 @@ func (t *staged) perform(cmd *command, args [][]byte, w *resp.Writer) error {
 	return nil
 }
 
-// stagedTries is how often a function runs, while others change what it has read.
-// Each of them that fails means that somebody else's write has succeeded, so the store as a whole makes progress.
-const stagedTries = 256
+// noteLookup counts a hit or a miss, if the command is one that looks for a key.
+func (t *staged) noteLookup(cmd *command, k *values.Key) {
+	if cmd.Kind.Looks() {
+		t.lookups[values.Bit(k.Present)]++
+	}
+}
 
 // performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as
 // that is known. The replies are in the staged's out; err says why nothing was done, or that it is not known. It is to
 // be freed when the replies have been sent. began is about now.
-func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged,
+func (c *conn) performStaged(began time.Time, names []stagedName, way exec.Way, f func(t *staged)) (t *staged,
 	err error) {
 	t = newStaged(c)
 	t.showing = c.g.heed.Load()&heedMonitor != 0
-	defer func() { t.tellMonitors() }()
-	for tries := range stagedTries {
-		// The pause grows with the tries, up to 64 ms, and is random: gateways that met once would meet again in step
-		// otherwise.
-		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
-			return t, client.ErrClosed
-		}
-		t.changes, t.messages = t.changes[:0], t.messages[:0]
-		t.shown.again()
-		if tries > 0 {
-			began = time.Now()
-		}
-		t.Begin(began.UnixMilli(), c.db)
-		t.out.Reset(keepReply)
-		t.out.Proto, t.out.Errors = c.proto, 0
-		// A try that was given up for want of room begins with memory for it, three times, as writeCost has it.
-		if t.Room > oneLimit && !t.Take(writeCost*int64(t.Room)) {
-			return t, t.Err
-		}
-		t.LoadNamed(names)
-		for _, x := range watched {
-			t.require(x)
-		}
-		if t.lost || t.Err != nil {
-			return t, t.Err
-		}
-		f(t)
-		// The reply was made in any case by now; its memory is taken so that many long ones at a time are refused.
-		if t.Err == nil && t.out.Len() > oneLimit {
-			t.Take(2 * int64(t.out.Len()))
-		}
-		if t.Err != nil {
-			return t, t.Err
-		}
-		if want := t.Wanted(); want > 0 {
-			t.Room = max(want, 2*t.Room)
-			continue
-		}
-		switch err := t.Commit(); {
-		case err == nil && t.waited && c.link.PeerGone() && t.putBack():
-			return t, errGone
-		case err == nil:
-			t.announce()
-			t.tellOfWrites()
-			t.conclude(true)
-			return t, nil
-		case !errors.Is(err, exec.ErrChanged):
-			if errors.Is(err, client.ErrUnknownOutcome) {
-				// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites
-				// goes by the keys for them.
-				t.changes = nil
-				t.tellOfWrites()
-				t.conclude(false)
-			}
-			return t, err
-		}
+	defer t.tellMonitors()
+	t.does = f
+	err = t.Perform(began, c.db, names, way, (*stagedCommands)(t))
+	if err == nil && t.waited && c.link.PeerGone() && t.putBack() {
+		return t, errGone
 	}
-	return t, errAgain
+	t.tookEffect(err)
+	return t, err
+}
+
+// tookEffect tells all who want to hear of it that what is staged has taken effect, unless there is an error.
+func (t *staged) tookEffect(err error) {
+	switch {
+	case err == nil:
+		t.announce()
+		t.tellOfWrites()
+		t.conclude(true)
+		t.c.g.m.noteLookups(t.lookups)
+	case errors.Is(err, client.ErrUnknownOutcome):
+		// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by
+		// the keys for them.
+		t.Changes = nil
+		t.tellOfWrites()
+		t.conclude(false)
+	}
+}
+
+// stagedCommands are a staged as its Plan performs it.
+type stagedCommands staged
+
+// Begin is of exec.Commands.
+func (x *stagedCommands) Begin() {
+	t := (*staged)(x)
+	t.messages, t.lookups = t.messages[:0], [2]uint64{}
+	t.shown.again()
+	t.out.Reset(keepReply)
+	t.out.Proto, t.out.Errors = t.c.proto, 0
+}
+
+// Run is of exec.Commands.
+func (x *stagedCommands) Run() int {
+	x.does((*staged)(x))
+	return x.out.Len()
 }
 
 func (c *conn) stagedError(err error) string {
@@ -259,7 +245,7 @@ func (c *conn) stagedError(err error) string {
 	switch {
 	case errors.As(err, &r):
 		return string(r)
-	case errors.Is(err, exec.ErrDatabases), errors.Is(err, errAgain), errors.Is(err, exec.ErrManyKeys):
+	case errors.Is(err, exec.ErrDatabases), errors.Is(err, exec.ErrAgain), errors.Is(err, exec.ErrManyKeys):
 		return "ERR kvd: " + err.Error()
 	case errors.Is(err, client.ErrTxnTooLarge), errors.Is(err, client.ErrTxnContended):
 		return "ERR kvd: " + brief(err) + "; nothing was done"
@@ -270,7 +256,7 @@ func (c *conn) stagedError(err error) string {
 // performSeveral performs a command on several keys by itself.
 // It writes one reply to w, whether it went well or not.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
-	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), nil, func(t *staged) {
+	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), exec.Look, func(t *staged) {
 		t.Moves = cmd.ID == spec.CmdMove
 		t.run(cmd, args, &t.out)
 	})
@@ -295,7 +281,14 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	replies := make([]reply, len(queue))
 	late := c.tracksInside(queue)
 	c.tracksLate = late != nil
-	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
+	names := c.namesOfQueue(queue, watched)
+	t, err := c.performStaged(b.start, names, c.wayOf(names, queue, watched), func(t *staged) {
+		for _, x := range watched {
+			t.require(x)
+		}
+		if t.Failed() {
+			return
+		}
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
 			replies[i].refused = c.refusalAtExec(q.cmd, q.args, t.DB)
@@ -317,11 +310,11 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	c.tracksLate = false
 	defer t.free()
 	switch {
+	case errors.Is(err, errLost):
+		w.NullArray()
+		return nil
 	case err != nil:
 		w.Error(c.stagedError(err))
-		return nil
-	case t.lost:
-		w.NullArray()
 		return nil
 	}
 	w.Array(len(queue))

@@ -423,7 +423,7 @@ func TestTransfers(t *testing.T) {
 // often for any.
 func (p *peer) sees(t *testing.T, stop <-chan struct{}, want string, args ...string) {
 	for {
-		if got := p.do(t, args...); got != want && !strings.Contains(got, errAgain.Error()) {
+		if got := p.do(t, args...); got != want && !strings.Contains(got, exec.ErrAgain.Error()) {
 			t.Errorf("a reader saw %q", got)
 		}
 		select {

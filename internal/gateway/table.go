@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/exec"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -35,8 +36,8 @@ type command struct {
 
 	// These are of the description, as package acl and events have them.
 	categories acl.Category
-	inDatabase bool     // works in the database of SELECT
-	event      keyEvent // of a key that it changes
+	inDatabase bool       // works in the database of SELECT
+	event      exec.Event // of a key that it changes
 }
 
 // partFunc says which bytes of a value of n bytes a command needs, of which there may be none.
@@ -106,7 +107,7 @@ func init() {
 			conns[id] = f
 		}
 	}
-	several := stagedCommands()
+	several := stagedFuncs()
 	for i := range spec.Table {
 		c := newCommand(&spec.Table[i])
 		switch {
@@ -141,8 +142,8 @@ func newCommand(d *spec.Command) *command {
 		spec.PartBit: values.BitPart}[d.Part]
 	c.inDatabase = d.First > 0 || d.Counted > 0 || d.Finder > 0 || d.Is(spec.WholeDatabase)
 	if d.Event.Class != 0 {
-		c.event.class, _ = values.ParseEvents([]byte{d.Event.Class})
-		c.event.name = d.Event.Name
+		c.event.Class, _ = values.ParseEvents([]byte{d.Event.Class})
+		c.event.Name = d.Event.Name
 	}
 	switch {
 	case c.block != nil:

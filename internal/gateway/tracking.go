@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 )
 
@@ -309,8 +310,8 @@ func (t *trackTable) rests() bool {
 // that cannot be looked at now is left to the next time, unless it was never read. Typed, since collections are cached
 // like other values, and have versions only for those who take them.
 func (g *Gateway) checkVersions(names []trackedName) {
-	var box outbox
-	defer box.flush()
+	var box live.Outbox
+	defer box.Flush()
 	ctx := inside.LimitMemory(g.ctx, eachLimit)
 	for db := range g.dbs {
 		d := &g.dbs[db]
@@ -360,7 +361,7 @@ func (g *Gateway) versionOfLarge(api client.API, key []byte, want int) (version 
 }
 
 // compare tells of a key whose version is another one than the one that was read.
-func (t *trackTable) compare(g *Gateway, box *outbox, name trackedName, version uint64) {
+func (t *trackTable) compare(g *Gateway, box *live.Outbox, name trackedName, version uint64) {
 	t.Lock()
 	defer t.Unlock()
 	k := t.keys[name]

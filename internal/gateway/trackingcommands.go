@@ -98,8 +98,8 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	switch {
-	case values.Fold(args[2], "on"):
+	switch p := values.OptionsOf(args[2:3]); {
+	case p.Flag("on"):
 		if err := t.conflict(c.tracker.Load()); err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) error {
 			return err
 		}
 		c.track(t)
-	case values.Fold(args[2], "off"):
+	case p.Flag("off"):
 		c.stopTracking()
 	default:
 		return values.ErrSyntax
@@ -170,24 +170,24 @@ func (t *tracker) conflict(was *tracker) error {
 // cmdClientCaching holds for the next command alone, or for the transaction that begins with it; dispatch ends it.
 func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) error {
 	t := c.tracker.Load()
-	switch {
+	switch p := values.OptionsOf(args[2:]); {
 	case t == nil:
 		return refusal("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or " +
-			"OPTOUT mode " +
-			"enabled")
-	case values.Fold(args[2], "yes") && t.optIn:
+			"OPTOUT mode enabled")
+	case p.Flag("yes"):
+		if !t.optIn {
+			return refusal("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
+		}
 		c.caching = cachingYes
-		w.OK()
-	case values.Fold(args[2], "yes"):
-		return refusal("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
-	case values.Fold(args[2], "no") && t.optOut:
+	case p.Flag("no"):
+		if !t.optOut {
+			return refusal("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
+		}
 		c.caching = cachingNo
-		w.OK()
-	case values.Fold(args[2], "no"):
-		return refusal("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
 	default:
 		return values.ErrSyntax
 	}
+	w.OK()
 	return nil
 }
 

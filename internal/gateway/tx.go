@@ -1,13 +1,13 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
@@ -136,7 +136,7 @@ func (b *batch) seen() {
 		case spec.PutIf:
 			there = there && u.cond == client.IfAbsent && !u.stored
 		case spec.Update:
-			there = there && !b.entries[u.first].change.missed
+			there = there && !b.entries[u.first].change.Missed
 		}
 		if there {
 			b.c.sees(stagedName{DB: b.c.db, Name: string(u.name)})
@@ -268,8 +268,7 @@ func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) error {
 	return nil
 }
 
-// cmdExec performs the queue in one step: all of it takes effect, or nothing does. A transaction on one key is one
-// update of the store, in which a watched key is compared, too; any other is staged. An error is that of sending, and
+// cmdExec performs the queue in one step: all of it takes effect, or nothing does. An error is that of sending, and
 // ends the connection. The replies null (a watched key has changed) and EXECABORT say that nothing was done; an error
 // of the store says by itself whether it was.
 func cmdExec(c *conn, b *batch, _ [][]byte) error {
@@ -288,81 +287,35 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		w.Error("EXECABORT Transaction discarded because of previous errors.")
 		return nil
 	}
-	if slices.ContainsFunc(watched, func(x watch) bool { return x.touched() }) {
-		w.NullArray()
-		return nil
-	}
-	if !c.onOneKey(queue, watched) {
-		return c.execStaged(b, queue, watched)
-	}
-	b.hold = true
-	defer func() { b.reset(); b.hold = false }()
-	for _, q := range queue {
-		if err := c.refusalAtExec(q.cmd, q.args, c.db); err != nil {
-			b.fail(q.cmd, err)
-			continue
-		}
-		if q.cmd.key != nil {
-			if err := b.admit(q.cmd, q.args); err != nil {
-				return err
-			}
-			continue
-		}
-		b.entries = append(b.entries, entry{cmd: q.cmd, args: q.args, unit: -1, next: -1, first: true, last: true})
-	}
-	for _, x := range watched {
-		_, u := b.unitOf([]byte(x.Name))
-		// A watched key that the queue only reads need not be written: its version is compared when it has been read,
-		// which was one instant.
-		u.watched, u.version = true, x.version
-		if u.kind = max(u.kind, spec.Read); u.kind > spec.Read {
-			u.kind = spec.Update
-		}
-	}
-	b.perform()
-	for _, u := range b.units {
-		switch {
-		case errors.Is(u.err, exec.ErrChanged), u.watched && u.kind <= spec.Read && u.err == nil && u.got != u.version:
-			w.NullArray()
-			return nil
-		case u.err != nil:
-			w.Error(c.g.storeError(u.err))
-			return nil
-		}
-	}
-	w.Array(len(queue))
-	return b.replies()
+	return c.execStaged(b, queue, watched)
 }
 
-// onOneKey reports whether a transaction and what it watches are about one key, or none, of the connection's database:
-// that takes the store a round trip less than what is staged, which reads first. A queue of nothing but PING and its
-// like counts as one of one key: the batch performs that without asking the store.
-func (c *conn) onOneKey(queue []queued, watched []watch) bool {
-	var name []byte
-	other := func(n []byte) bool {
-		if name == nil {
-			name = n
-		}
-		return !bytes.Equal(n, name)
+// wayOf is how a transaction is performed that uses these keys. If they are one, the store can change it while the
+// commands run, write it without a look at it, or be asked for no value.
+func (c *conn) wayOf(names []stagedName, queue []queued, watched []watch) exec.Way {
+	if len(names) == 0 || slices.ContainsFunc(names, func(n stagedName) bool { return n != names[0] }) {
+		return exec.Look
 	}
-	for _, x := range watched {
-		if x.DB != c.db || other([]byte(x.Name)) {
-			return false
-		}
-	}
+	looks := len(watched) > 0 || c.tracker.Load() != nil || c.g.notify.Load() != 0
+	kind, now := spec.Presence, time.Now().UnixMilli()
 	for _, q := range queue {
-		if q.cmd.keys != nil || q.cmd.ID == spec.CmdSelect || q.cmd.ID == spec.CmdHello || q.cmd.setsTracking() {
-			return false
-		}
-		if q.cmd.key == nil {
+		switch {
+		case q.cmd.keys != nil:
+			return exec.Look
+		case q.cmd.key == nil:
 			continue
 		}
-		s, _ := q.cmd.keySpans(q.args)
-		for i := s.First; i <= s.Last; i += s.Step {
-			if other(q.args[i]) {
-				return false
-			}
-		}
+		p, err := putOf(q.cmd, q.args, now)
+		looks = looks || err != nil || p.kind != spec.PutValue
+		kind = max(kind, q.cmd.Kind)
 	}
-	return true
+	switch {
+	case kind == spec.Presence:
+		return exec.Ask
+	case kind <= spec.Read:
+		return exec.Look
+	case looks:
+		return exec.Modify
+	}
+	return exec.Overwrite
 }

@@ -25,9 +25,6 @@ func (u *unit) load(it client.Item, present bool) {
 // Its calls follow each other, within one client.Do. cur.Value is the store's and good until it returns. Arguments and
 // k.own, to which the new value may refer, stay as they are until Do is over.
 func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
-	if u.watched && cur.Version != u.version {
-		return client.Change{}, exec.ErrChanged
-	}
 	u.load(cur, present)
 	k := &u.k
 	k.Want = 0
@@ -42,8 +39,8 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 		// changed is told for each entry by itself, for its event, and summed up for the unit below.
 		k.Changed = false
 		values.WriteRefusal(&u.out, e.cmd.key(k, e.args, &u.out))
-		e.change = change{missed: !was, changed: k.Changed && (was || k.Present), created: !was && k.Present,
-			deleted: !k.Present, expires: k.Expires, also: k.Also}
+		e.change = exec.Change{Missed: !was, Changed: k.Changed && (was || k.Present), Created: !was && k.Present,
+			Deleted: !k.Present, Expires: k.Expires, Also: k.Also}
 		k.Changed = k.Changed || changed
 		if k.Want > 0 || u.out.Len() > u.outRoom {
 			return client.Change{}, values.ErrRoom

@@ -140,9 +140,10 @@ var imports = []row{
 	{"internal/hotkeys", "internal/ordered", "it counts keys, whoever uses them"},
 	{"internal/number", "", "it reads text"},
 	{"internal/gateway", "client internal/hotkeys internal/inside internal/loop internal/luascript internal/netsrv " +
-		"internal/number internal/ordered internal/peers internal/poll internal/redis/acl internal/redis/args " +
-		"internal/redis/collection internal/redis/exec internal/redis/glob internal/redis/rdb internal/redis/resp " +
-		"internal/redis/spec internal/redis/values internal/units",
+		"internal/number internal/ordered internal/peers internal/poll internal/redis/acl internal/redis/admin " +
+		"internal/redis/args internal/redis/collection internal/redis/exec internal/redis/glob " +
+		"internal/redis/live internal/redis/rdb internal/redis/resp internal/redis/spec internal/redis/values " +
+		"internal/units",
 		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/redis/spec", "", "descriptions are data"},
 	{"internal/redis/args", "internal/redis/resp", "arguments are text, whatever key and connection they are about"},
@@ -151,6 +152,11 @@ var imports = []row{
 		"a command sees its keys and its reply, whatever connection and store they are of"},
 	{"internal/redis/exec", "client internal/inside internal/redis/values",
 		"keys change in one step whatever the command, and whoever wants to hear of it"},
+	{"internal/redis/admin", "internal/redis/args internal/redis/resp internal/redis/spec internal/redis/values",
+		"how long commands took is told to it, whatever they are about"},
+	{"internal/redis/live", "internal/redis/args internal/redis/glob internal/redis/resp internal/redis/spec " +
+		"internal/redis/values",
+		"messages are bytes, and who hears them is a client with an output, whatever connection that is"},
 	{"internal/luascript", "internal/number internal/redis/resp internal/units",
 		"it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/poll internal/units",

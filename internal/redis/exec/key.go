@@ -22,22 +22,29 @@ type Key struct {
 	Version uint64     // 0: it was not there
 	Was     values.Key // as it was read
 	Used    bool       // a function has seen it, or it is watched: it is a condition
+	Quiet   bool       // nobody hears of it
+	Unread  bool       // it was not read, and is written whatever it is
 }
 
 // TakeRead makes the key what was read, or returns the error.
 // That there is no such key is no error: Version stays 0, which the commit's condition is made of.
 func (k *Key) TakeRead(o *client.Op) error {
-	switch it := o.Item; {
-	case o.Err == nil:
+	if o.Err != nil && !errors.Is(o.Err, client.ErrNotFound) {
+		return o.Err
+	}
+	k.take(o.Item, o.Err == nil)
+	return nil
+}
+
+// take makes the key what it is in the store.
+func (k *Key) take(it client.Item, present bool) {
+	if present {
 		k.Present, k.Value, k.Flags, k.Type, k.Version = true, it.Value, it.Flags, it.Type, it.Version
 		if !it.Expires.IsZero() {
 			k.Expires = it.Expires.UnixMilli()
 		}
-	case !errors.Is(o.Err, client.ErrNotFound):
-		return o.Err
 	}
 	k.Was = k.Key
-	return nil
 }
 
 // Writes reports whether the key is to be changed in the store.
@@ -49,7 +56,10 @@ func (k *Key) Writes() bool { return k.Changed && (k.Present || k.Version != 0) 
 // among it.
 func (k *Key) Op() client.Op {
 	o := client.Op{Kind: client.OpKeep, Key: k.Stored, Cond: client.IfVersion, Version: k.Version}
-	if k.Version == 0 {
+	switch {
+	case k.Unread:
+		o.Cond, o.Version = client.Always, 0
+	case k.Version == 0:
 		o.Cond = client.IfAbsent
 	}
 	switch {

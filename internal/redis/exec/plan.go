@@ -1,8 +1,8 @@
 // Package exec performs commands on keys in one step, over a client.API alone. It knows no connection, no command, and
 // nobody who wants to hear of what has been done.
 //
-// Start with [Plan]. It reads keys when commands ask for them, and has the commands work on them. Then it writes what
-// has changed if all is still what was read. Else somebody else was faster, and its owner begins anew.
+// Start with [Plan] and its Perform. It reads keys when commands ask for them, and has the commands work on them. Then
+// it writes what has changed if all is still what was read. Else somebody else was faster, and it begins anew.
 //
 // A Plan and its keys are for one goroutine. Values that it reads are the Plan's until it begins anew. Its memory is
 // out of its owner's share. The shape is titan's: commands work on a transaction, and one place commits it.
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -25,7 +26,7 @@ type Host interface {
 	// API is the client of a database's namespace, and Together whether two databases are in the same one.
 	API(db int) client.API
 	Together(a, b int) bool
-	// Prepare fills in a new key's name in the store, and the limits of its value.
+	// Prepare fills in a new key's name in the store, the limits of its value, and whether it is Quiet.
 	Prepare(k *Key)
 	// Refuses is why no key of the database can have the name, or nil.
 	Refuses(n KeyName) error
@@ -39,6 +40,8 @@ type Host interface {
 	Begins(keys []*Key) (read func(err error))
 	// Sees hears of a key that was there when it was read.
 	Sees(n KeyName)
+	// Rest waits between two tries, and reports whether there is to be another one.
+	Rest(d time.Duration) bool
 }
 
 // Limits are a Host's, on memory and on how much is done at once.
@@ -48,6 +51,7 @@ type Limits struct {
 	AtOnce              int   // operations at a time
 	Tries               int   // of an operation whose value grows meanwhile
 	ReadCost            int64 // how often an operation may have in memory what it reads
+	WriteCost, PutCost  int64 // and what it writes, as an answer to what was there or without a look
 }
 
 // maxKeys bounds the keys of one Plan, and keep those of one that is used again.
@@ -87,15 +91,27 @@ type Plan struct {
 	Lone bool
 	// Room is bytes that a value may grow to without memory of the share.
 	Room int
+	// Changes are what has been noted since the Plan began, and MissedKeys what the command at hand has not found.
+	Changes    []KeyChange
+	MissedKeys []*Key
+	namedKeys  []named // by the command at hand
 
-	held int64 // bytes of the share
+	// Of Perform.
+	way    Way
+	does   Commands
+	update client.UpdateFunc // runWithin, once it was needed
+	looks  int               // of the store's at the key of a Modify
+
+	reply int   // bytes of replies for which a try had no memory
+	held  int64 // bytes of the share
 	// spacious is how many keys have memory to change in, and mayChange how many have changed, at most.
 	spacious, mayChange int
 
 	// Memory that serves again.
 	all     []*Key // Keys are the first of them
 	ops     []client.Op
-	missing []*Key // of LoadNamed
+	missing []*Key       // of LoadNamed
+	before  []values.Key // of Snapshot
 }
 
 // Open gives an empty Plan a Host. Its owner calls Close.
@@ -118,14 +134,15 @@ func (p *Plan) Close() (again bool) {
 	}
 	clear(p.Find)
 	clear(p.ops[:cap(p.ops)])
-	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing}
+	clear(p.before[:cap(p.before)])
+	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing, update: p.update, before: p.before}
 	return true
 }
 
-// Begin makes it what it was behind Open, but for Room, which only grows.
+// Begin makes it what it was behind Open, but for Room and reply, which only grow.
 func (p *Plan) Begin(now int64, db int) {
 	p.host.Drop(p.held)
-	p.held, p.Keys, p.Err = 0, p.Keys[:0], nil
+	p.held, p.Keys, p.Changes, p.Err = 0, p.Keys[:0], p.Changes[:0], nil
 	p.spacious, p.mayChange = 0, 0
 	clear(p.Find)
 	p.Now, p.DB = now, db
@@ -218,15 +235,20 @@ func (p *Plan) Add(name KeyName) *Key {
 		p.all = append(p.all, &Key{})
 	}
 	k := p.all[n]
-	*k = Key{KeyName: name}
-	k.Now, k.Room = p.Now, p.Room
-	p.host.Prepare(k)
+	p.renew(k, name)
 	if n >= maxKeys && p.Err == nil {
 		p.Err = ErrManyKeys
 	}
 	p.Keys = p.all[:n+1]
 	p.Find[name] = k
 	return k
+}
+
+// renew makes a key what it is before it is read.
+func (p *Plan) renew(k *Key, name KeyName) {
+	*k = Key{KeyName: name}
+	k.Now, k.Room = p.Now, p.Room
+	p.host.Prepare(k)
 }
 
 // Cut forgets all keys but the first n.
@@ -279,7 +301,9 @@ func (p *Plan) readSome(keys []*Key) {
 	}
 	ops := p.opsOf(len(keys))
 	for i, k := range keys {
-		ops[i] = client.Op{Kind: client.OpGet, Key: k.Stored, Typed: true}
+		if ops[i] = (client.Op{Kind: client.OpGet, Key: k.Stored, Typed: true}); p.way == Ask {
+			ops[i] = client.Op{Kind: client.OpExists, Key: k.Stored}
+		}
 	}
 	read := p.host.Begins(keys)
 	defer func() { read(p.Err) }()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
@@ -18,6 +19,8 @@ type shelf struct {
 	encodings values.EncodingLimits
 	began     int // keys that were to be read
 	seen      []KeyName
+	rests     int
+	meanwhile func() bool
 }
 
 func (s *shelf) API(db int) client.API  { return s.dbs[db] }
@@ -25,6 +28,13 @@ func (s *shelf) Together(a, b int) bool { return a == b }
 func (s *shelf) Prepare(k *Key)         { k.Stored, k.MaxValue, k.Limits = []byte(k.Name), 1<<20, &s.encodings }
 func (s *shelf) Drop(n int64)           { s.memory += n }
 func (s *shelf) Sees(n KeyName)         { s.seen = append(s.seen, n) }
+
+// Rest does what somebody else does meanwhile.
+func (s *shelf) Rest(time.Duration) bool {
+	s.rests++
+	return s.meanwhile == nil || s.meanwhile()
+}
+
 func (s *shelf) Refuses(n KeyName) error {
 	return map[string]error{"bad": errors.New("ERR bad")}[n.Name]
 }
@@ -46,7 +56,8 @@ func (s *shelf) Begins(keys []*Key) func(error) {
 	return func(error) {}
 }
 
-var limits = Limits{OneLimit: 64 << 10, EachLimit: 4 << 10, Few: 4, AtOnce: 8, Tries: 4, ReadCost: 3}
+var limits = Limits{OneLimit: 64 << 10, EachLimit: 4 << 10, Few: 4, AtOnce: 8, Tries: 4, ReadCost: 3, WriteCost: 3,
+	PutCost: 1}
 
 func newShelf(dbs int) *shelf {
 	s := &shelf{memory: 1 << 20}
@@ -86,6 +97,15 @@ func (s *shelf) value(t *testing.T, db int, name string) string {
 	}
 	return string(v.Value)
 }
+
+// steps are commands that are made of functions.
+type steps struct {
+	begin func()
+	run   func() int
+}
+
+func (s steps) Begin()   { s.begin() }
+func (s steps) Run() int { return s.run() }
 
 // set is what a command does.
 func (p *Plan) set(name, value string) {
@@ -202,4 +222,154 @@ func TestTogether(t *testing.T) {
 			t.Errorf("%s is a condition", k.Name)
 		}
 	}
+}
+
+// TestPerform: what is read and has changed meanwhile is read again, until the commit succeeds or somebody gives up.
+func TestPerform(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		behind int // tries between whose read and commit somebody writes
+		rests  int // after which it is not to go on; 0: never
+		want   int // bytes for which the first try has no room
+		err    error
+		tries  int
+		a      string
+	}{
+		{"nobody else", 0, 0, 0, nil, 1, "1+"},
+		{"one write of somebody else", 1, 0, 0, nil, 2, "x+"},
+		{"many", 9, 0, 0, nil, 10, "x+"},
+		{"always", maxTries, 0, 0, ErrAgain, maxTries, "x"},
+		{"no more tries", maxTries, 3, 0, client.ErrClosed, 4, "x"},
+		{"no room", 0, 0, 80 << 10, nil, 2, "1+"},
+	} {
+		s := newShelf(1)
+		s.put(t, "a", "1")
+		p := s.plan(t)
+		s.meanwhile = func() bool { return s.rests != c.rests }
+		tries, begun := 0, 0
+		err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Look, steps{func() { begun++ },
+			func() int {
+				k := p.Key([]byte("a"))
+				k.SetAs(client.Plain, append(k.Value[:len(k.Value):len(k.Value)], '+'), 0)
+				if tries++; tries <= c.behind {
+					s.put(t, "a", "x")
+				}
+				if p.Room < c.want {
+					k.Want = c.want
+				}
+				return 0
+			}})
+		if a := s.value(t, 0, "a"); !errors.Is(err, c.err) || tries != c.tries || begun < tries || a != c.a {
+			t.Errorf("%s: %v in %d tries, begun %d times, a is %s; want %v in %d, %s", c.what, err, tries, begun, a,
+				c.err, c.tries, c.a)
+		}
+	}
+}
+
+// TestPerformReply: replies that are long take memory, and nothing is done without it.
+func TestPerformReply(t *testing.T) {
+	for reply, ok := range map[int]bool{limits.OneLimit: true, 400 << 10: true, 600 << 10: false} {
+		s := newShelf(1)
+		p := s.plan(t)
+		err := p.Perform(time.UnixMilli(1e12), 0, nil, Look, steps{func() {}, func() int {
+			p.set("a", "1")
+			return reply
+		}})
+		if done := s.value(t, 0, "a") == "1"; done != ok || (err == nil) != ok {
+			t.Errorf("a reply of %d bytes: %v, done %t", reply, err, done)
+		}
+	}
+}
+
+// TestWays: whatever the way, a key becomes the same, replies with memory for them are made once, and there is an
+// error where there is none to be had.
+func TestWays(t *testing.T) {
+	appends := func(p *Plan) {
+		k := p.Key([]byte("a"))
+		k.SetAs(client.Plain, append(k.Value[:len(k.Value):len(k.Value)], "+++"...), 0)
+	}
+	for _, c := range []struct {
+		what   string
+		way    Way
+		does   func(p *Plan)
+		reply  int
+		ok     bool
+		a      string
+		stored int // bytes of what was there
+	}{
+		{"an append", Modify, appends, 0, true, "1+++", 1},
+		{"an append to a long value", Modify, appends, 0, true, "", 100 << 10},
+		{"an append to one that is too long", Modify, appends, 0, false, "", 600 << 10},
+		{"a put without memory", Modify, func(p *Plan) { p.set("a", string(make([]byte, 600<<10))) }, 0, false, "1", 1},
+		{"a look", Modify, func(p *Plan) { p.Key([]byte("a")) }, 0, true, "1", 1},
+		{"a delete", Modify, func(p *Plan) { p.Key([]byte("a")).Delete() }, 0, true, "none", 1},
+		{"a long reply", Modify, appends, 100 << 10, true, "1+++", 1},
+		{"a reply that is too long", Modify, appends, 600 << 10, false, "1", 1},
+		{"another key", Modify, func(p *Plan) { appends(p); p.Key([]byte("b")) }, 0, true, "1+++", 1},
+		{"memory", Modify, func(p *Plan) { appends(p); p.Take(100 << 10) }, 0, true, "1+++", 1},
+		{"a mistake", Modify, func(p *Plan) { appends(p); p.Fail("ERR no") }, 0, false, "1", 1},
+		{"a bad key", Modify, func(*Plan) {}, 0, false, "1", 1},
+		{"a question", Ask, func(p *Plan) {
+			if k := p.Key([]byte("a")); !k.Present || k.Value != nil {
+				p.Fail("ERR it was read, or not there")
+			}
+		}, 0, true, "", 600 << 10},
+		{"a put", Overwrite, func(p *Plan) { p.set("a", "2") }, 0, true, "2", 1},
+		{"a long put", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 100<<10))) }, 0, true, "", 1},
+		{"a put without memory", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) }, 0, false, "1",
+			1},
+		{"a put that deletes", Overwrite, func(p *Plan) { p.set("a", "2"); p.Key([]byte("a")).Delete() }, 0, true,
+			"none", 1},
+		{"no put", Overwrite, func(*Plan) {}, 0, true, "1", 1},
+	} {
+		s := newShelf(1)
+		s.put(t, "a", "1"+string(make([]byte, c.stored-1)))
+		p := s.plan(t)
+		name := map[bool]string{true: "bad", false: "a"}[c.what == "a bad key"]
+		err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: name}}, c.way, steps{func() {},
+			func() int { c.does(p); return c.reply }})
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		if a := s.value(t, 0, "a"); c.a != "" && a != c.a {
+			t.Errorf("%s: a is %.10q, want %q", c.what, a, c.a)
+		}
+		if c.way == Overwrite && c.what != "a put that deletes" && s.began > 0 {
+			t.Errorf("%s: it was read", c.what)
+		}
+	}
+}
+
+// TestModifyBeginsAnew: if somebody else is faster the commands begin anew, on what is there then.
+func TestModifyBeginsAnew(t *testing.T) {
+	s := newShelf(1)
+	s.put(t, "a", "1")
+	p := s.plan(t)
+	runs, begun := 0, 0
+	s.dbs[0] = twice{s.dbs[0]}
+	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Modify, steps{func() { begun++ },
+		func() int {
+			runs++
+			k := p.Key([]byte("a"))
+			k.SetAs(client.Plain, append(k.Value[:1:1], '+'), 0)
+			return 0
+		}})
+	if a := s.value(t, 0, "a"); err != nil || runs != 2 || begun != 2 || a != "1+" || p.Keys[0].Version == 0 {
+		t.Errorf("%v: %d runs, begun %d times, a is %s, version %d", err, runs, begun, a, p.Keys[0].Version)
+	}
+}
+
+// twice is a store that begins each change anew once.
+type twice struct{ client.API }
+
+func (s twice) Do(ctx context.Context, ops []client.Op) {
+	for i := range ops {
+		if f := ops[i].Update; f != nil {
+			ops[i].Update = func(cur client.Item, present bool) (client.Change, error) {
+				f(cur, present)
+				return f(cur, present)
+			}
+		}
+	}
+	s.API.Do(ctx, ops)
 }

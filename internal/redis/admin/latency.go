@@ -1,4 +1,4 @@
-package gateway
+package admin
 
 import (
 	"fmt"
@@ -99,8 +99,8 @@ func (l *latencies) reset(names [][]byte) (n int64) {
 }
 
 // noteLatency notes that a command took long, if it is long enough for that.
-func (g *Gateway) noteLatency(cmd *command, took time.Duration) {
-	from := g.slow.latencyFrom()
+func (l *Slow) noteLatency(cmd *spec.Command, took time.Duration) {
+	from := l.LatencyFrom()
 	if from == 0 || took.Milliseconds() < from {
 		return
 	}
@@ -108,18 +108,18 @@ func (g *Gateway) noteLatency(cmd *command, took time.Duration) {
 	if cmd.Has(spec.FlagFast) {
 		event = fastCommand
 	}
-	g.latencies.add(event, time.Now(), took.Milliseconds())
+	l.latencies.add(event, time.Now(), took.Milliseconds())
 }
 
-// cmdLatencyLatest leaves out events of which there is nothing, as Redis does.
-func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) error {
+// Latest is LATENCY LATEST. It leaves out events that have not happened, as Redis does.
+func (l *Slow) Latest(w *resp.Writer, _ [][]byte) error {
 	type event struct {
 		name string
 		latencyEvent
 	}
 	var all []event
 	for i, name := range latencyNames {
-		if e := c.g.latencies.event(i); len(e.samples) > 0 {
+		if e := l.latencies.event(i); len(e.samples) > 0 {
 			all = append(all, event{name, e})
 		}
 	}
@@ -135,9 +135,9 @@ func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) error {
 	return nil
 }
 
-// An event that does not exist has no history: an empty array, and no error, as in Redis.
-func cmdLatencyHistory(c *conn, w *resp.Writer, args [][]byte) error {
-	e, _ := c.g.latencies.find(args[2])
+// History is LATENCY HISTORY. An event that does not exist has none: an empty array, and no error, as in Redis.
+func (l *Slow) History(w *resp.Writer, args [][]byte) error {
+	e, _ := l.latencies.find(args[2])
 	w.Array(len(e.samples))
 	for _, s := range e.samples {
 		w.Array(2)
@@ -147,13 +147,15 @@ func cmdLatencyHistory(c *conn, w *resp.Writer, args [][]byte) error {
 	return nil
 }
 
-func cmdLatencyReset(c *conn, w *resp.Writer, args [][]byte) error {
-	w.Int(c.g.latencies.reset(args[2:]))
+// ResetLatency is LATENCY RESET.
+func (l *Slow) ResetLatency(w *resp.Writer, args [][]byte) error {
+	w.Int(l.latencies.reset(args[2:]))
 	return nil
 }
 
-func cmdLatencyGraph(c *conn, w *resp.Writer, args [][]byte) error {
-	e, ok := c.g.latencies.find(args[2])
+// Graph is LATENCY GRAPH.
+func (l *Slow) Graph(w *resp.Writer, args [][]byte) error {
+	e, ok := l.latencies.find(args[2])
 	if !ok {
 		return refusal("ERR No samples available for event '" + values.Clip(args[2], 128) + "'")
 	}
@@ -218,12 +220,12 @@ func ago(s int64) string {
 	return fmt.Sprintf("%dd", s/(24*3600))
 }
 
-// cmdLatencyDoctor sums up the events in words.
-func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) error {
+// Doctor is LATENCY DOCTOR. It sums up the events in words.
+func (l *Slow) Doctor(w *resp.Writer, _ [][]byte) error {
 	var b strings.Builder
 	n := 0
 	for i, name := range latencyNames {
-		e := c.g.latencies.event(i)
+		e := l.latencies.event(i)
 		if len(e.samples) == 0 {
 			continue
 		}
@@ -233,7 +235,7 @@ func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) error {
 			"time event %dms.\n",
 			n, name, len(e.samples), mean, deviation, period, e.max)
 	}
-	micros, _ := c.g.slow.settings()
+	micros, _ := l.Settings()
 	switch {
 	case n > 0 && micros < 0:
 		b.WriteString("\nSLOWLOG is off: CONFIG SET slowlog-log-slower-than <microseconds> has it tell which " +
@@ -241,7 +243,7 @@ func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) error {
 	case n > 0:
 		fmt.Fprintf(&b, "\nSLOWLOG GET tells which commands took more than %d microseconds. Commands wait for the "+
 			"store: kvctl status and kvctl doctor tell how that is.\n", micros)
-	case c.g.slow.latencyFrom() == 0:
+	case l.LatencyFrom() == 0:
 		b.WriteString("The latency monitor is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it " +
 			"on.\nHow long all commands take is in the metric kvd_gateway_command_seconds.\n")
 	default:
