@@ -60,7 +60,7 @@ func newWorld(replicas uint8, heapUnits uint32) *world {
 // asCache gives w access words. They lie behind the heap here, so that nothing else
 // moves.
 func (w *world) asCache() *world {
-	w.pg.AccessOff = uint64(len(w.region[0]))
+	w.pg.Cache, w.pg.AccessOff = true, uint64(len(w.region[0]))
 	for r := range w.pg.Replicas {
 		w.region[r] = append(w.region[r], make([]byte, indexBytes)...)
 	}

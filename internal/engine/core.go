@@ -716,7 +716,7 @@ func (c *Core) Idle(pg uint32, coming uint64) bool {
 		return false
 	}
 	p := v.PG(pg)
-	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
+	return p.Cache && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 
 // exhausted is the number that the next renewal was to have when the directory last had no memory of pg, or 0.

@@ -334,7 +334,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		if t.starved == 0 {
 			t.starved, t.missed = sent+1, l.core.opts.Nanos()
 			l.Stats.MemoryWaits++
-		} else if released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
+		} else if released > t.starved+1 && !t.Op.Route.PG.Cache {
 			// All that was in limbo has come back.
 			if err := l.core.NoMemory(pg, t.starved, t.missed, t.Deadline != 0); err != nil {
 				l.finish(t, err)
@@ -346,7 +346,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		l.park(t, a, 0)
 	case index.Grow:
 		shard := t.Op.Route.Shard
-		cache := t.Op.Route.PG.AccessOff != 0
+		cache := t.Op.Route.PG.Cache
 		if cache {
 			home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Segments)
 			l.core.opts.Control.WantRoom(t.Op.Route.PG.ID, t.Op.Route.ShardOff+home, t.Op.Route.ShardOff+stash)

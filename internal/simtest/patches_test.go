@@ -651,7 +651,7 @@ var byTest = []tested{
 		[]edit{{"internal/engine/core.go", "coming >= uint64(p.HeapHi-p.HeapLo)/2",
 			"coming >= uint64(p.HeapHi-p.HeapLo)/4"}}},
 	{"store-waits-as-a-cache", "internal/session", "TestAgendaIdleCache",
-		[]edit{{"internal/engine/core.go", "return p.AccessOff != 0 && coming", "return coming"}}},
+		[]edit{{"internal/engine/core.go", "return p.Cache && coming", "return coming"}}},
 	{"grant-of-another-group-without-pause", "internal/session", "TestAgendaGrantsGrow",
 		[]edit{{"internal/session/grants.go", "a.mu.unsure, p.notUntil = true, now+a.o.RefusedPause",
 			"a.mu.unsure = true"}}},

@@ -182,6 +182,8 @@ type Config struct {
 	// Cache: there are access words, clients note what they use, and they evict when they
 	// lack memory or a slot.
 	Cache bool
+	// Words: there are access words though it is a store.
+	Words bool
 	// Units is what each client may take of the heap, HeapUnits how large that is, if it
 	// is to be tight; then one client takes from another what the directory has back.
 	Units     uint32
@@ -432,7 +434,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	w.relevantTxns()
 	// The last segment is for status words: moves leave room for them.
 	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments+1)*layout.SegmentSize
-	if cfg.Cache {
+	if cfg.Cache || cfg.Words {
 		w.accessBytes = w.indexBytes
 	}
 	own := uint64(cfg.Units)*uint64(len(cfg.Scripts)+cfg.Janitors) + extraUnits
