@@ -205,6 +205,8 @@ func (c *Client) public(s *sess, q *call) error {
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.As(err, new(*layout.CorruptError)):
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	case errors.Is(err, index.ErrTier):
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case errors.As(err, &tooLarge):
 		return &inside.TooLargeError{Want: tooLarge.Want}
 	case errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrLease),

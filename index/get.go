@@ -37,7 +37,7 @@ func (o *Op) gotCached() Action {
 			return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
 		}
 	case !o.isApartRead():
-		if way.Seen(o.word(0), o.rec, o.Key, &r) {
+		if way.names(o.word(0), o.rec, o.Key, &r) {
 			return o.present(o.slot, w, r)
 		}
 	case w == o.x && w.Readable():

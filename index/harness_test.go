@@ -772,7 +772,7 @@ func (w *world) show(a *index.Access) string {
 }
 
 func showRecord(b []byte) string {
-	r, err := layout.ParseRecord(b)
+	r, err := layout.ParseLinked(b)
 	var head layout.Record
 	switch {
 	case err != nil && head.ParseHead(b, layout.MaxRecordSize) == nil && layout.RecordLen(len(head.Key), 0) == len(b):
@@ -834,7 +834,7 @@ func (w *world) find(r uint8, key string) (group uint64, i int, x layout.Word, o
 			if x.State() == layout.Empty {
 				continue
 			}
-			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil &&
+			if rec, err := layout.ParseLinked(w.region[r][x.Off():][:x.ReadLen()]); err == nil &&
 				string(rec.Key) == key {
 				return g, i, x, true
 			}

@@ -191,6 +191,8 @@ var (
 	ErrUnchanged = errors.New("unchanged")
 	// ErrFull: no memory, or no slot in the key's segment; nothing changed.
 	ErrFull = errors.New("full")
+	// ErrTier: the value lies in the tier, where it cannot be read now; nothing changed.
+	ErrTier = errors.New("the value lies in the tier, and cannot be read there now")
 	// ErrUnknown: the operation may have happened.
 	ErrUnknown = errors.New("unknown outcome")
 )

@@ -107,7 +107,7 @@ func (o *Op) readCandidates(replica uint8) {
 func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, bad int) {
 	bad = -1
 	for i, s := range o.cand {
-		rec, err := layout.ParseRecord(o.recAt(i))
+		rec, err := layout.ParseLinked(o.recAt(i))
 		switch {
 		case err == nil && bytes.Equal(rec.Key, o.Key):
 			return s, o.wordOf(s, 0), rec, true, -1
@@ -290,6 +290,9 @@ func (o *Op) gotten(r *layout.Record) Action {
 			o.noting, o.noteRead = o.noteDue(), false
 		}
 		return o.finish(nil)
+	}
+	if r.Stub {
+		return o.finish(ErrTier)
 	}
 	if r.Flags&layout.FlagManifest != 0 {
 		return o.readChunks(r.Value)

@@ -160,7 +160,7 @@ func (o *Op) syncNext() Action {
 		}
 		return o.post(stepSyncVerify)
 	case stepSyncVerify:
-		if _, err := layout.ParseRecord(o.syncRecs[1]); err != nil {
+		if _, err := layout.ParseLinked(o.syncRecs[1]); err != nil {
 			return o.mendSync(o.syncB.Off(), o.syncRecs[0], o.syncRecs[1], func(ruined bool) Action {
 				if o.syncRaw = ruined; ruined {
 					return o.syncCAS(isWhole(o.syncRecs[0])) // else it is as bad already

@@ -207,7 +207,7 @@ func (o *Op) lookAgain() Action {
 }
 
 func (o *Op) gotLost() Action {
-	r, err := layout.ParseRecord(o.rec)
+	r, err := layout.ParseLinked(o.rec)
 	if err != nil || !bytes.Equal(r.Key, o.Key) {
 		return o.lookAgain()
 	}

@@ -113,7 +113,7 @@ func (w *World) before(c *cl, ev sim.Event) {
 			}
 		}
 	}
-	rec, err := layout.ParseRecord(data)
+	rec, err := layout.ParseLinked(data)
 	for p, u := range w.unlinked {
 		if p.pg != r.pg || !(p.unit < hi && lo < p.unit+u.units) {
 			continue
@@ -360,7 +360,7 @@ func (w *World) recordAt(r *region, x layout.Word) (layout.Record, error) {
 	if off < w.indexBytes+w.accessBytes || off+uint64(x.ReadLen()) > uint64(len(r.bytes)) {
 		return layout.Record{}, fmt.Errorf("%v lies outside the heap", x)
 	}
-	return layout.ParseRecord(w.asWritten(r, off, x.ReadLen()))
+	return layout.ParseLinked(w.asWritten(r, off, x.ReadLen()))
 }
 
 // inUse reports whether an index offset lies in the array of a shard, or of a child.
