@@ -11,6 +11,7 @@ type Env interface {
 	Hints
 	Places
 	Clock
+	Tier
 }
 
 // Router knows the map that its lane has taken over, and answers from that alone.

@@ -11,8 +11,8 @@ func (o *Op) modify(cur *layout.Record) Action {
 	if cur != nil && o.isExpired(&cur.RecordHeader) {
 		cur = nil
 	}
-	if cur != nil && cur.Stub {
-		return o.finish(ErrTier)
+	if cur != nil && cur.Stub && !o.holds(cur) {
+		return o.readObject(cur)
 	}
 	if cur != nil && cur.Flags&layout.FlagManifest != 0 {
 		// The whole value is needed; the caller reads chunks into Parts first.

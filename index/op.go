@@ -26,6 +26,7 @@ type Op struct {
 	Part      *Part      // of a Get that wants a part of the value, or a Put of one; else nil
 	Machine   Machine    // of a janitor's kinds
 	Txn       *Txn       // of a transaction's kinds, in part an answer
+	Tiered    *Tiered    // of a tier's kinds, in part an answer
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
 	// layout.MaxRecordSize.
 	Whole uint32
@@ -169,6 +170,10 @@ type far struct {
 	hides   error   // a ruined record that may have been the Op's key's: the key counts as absent to nobody
 	syncRaw bool    // the record under sync is ruined, and is copied as it is
 
+	// The tier.
+	Object  Object // the exchange of Fetch
+	reading reading
+
 	// Transactions.
 	fixed         uint64  // region offset of the word under change if that is a status word; else 0
 	met           meeting // the intent that was met last
@@ -261,7 +266,7 @@ func (o *Op) Rebase() {
 // MapVersion is the oldest map that the Op still acts by. ok is false while it acts by none: it will ask for its
 // route before its next access. Then nothing that it posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
-	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 || o.deciding || o.won
+	bound := o.step > stepStart && o.step < stepDone && !o.step.holdsNothing() || o.adrift || o.lock != 0 || o.deciding || o.won
 	return o.Route.MapVersion, bound && o.Route.PG != nil
 }
 
@@ -311,7 +316,7 @@ func (o *Op) Fail(err error) Action {
 	if o.adrift || o.anyFailed() {
 		o.leakOwn() // a WRITE may still land there
 	}
-	if o.step == stepStart {
+	if o.step == stepStart || o.step.holdsNothing() {
 		o.keepLock() // the caller has not posted what came with the last action
 	}
 	o.Accesses = o.Accesses[:0]

@@ -50,7 +50,7 @@ func (o *Op) published() Action {
 	if o.Kind.isTxn() {
 		return o.publishedTxn()
 	}
-	if o.Kind == Delete {
+	if o.deletes() {
 		o.env.Forget(o)
 	} else {
 		o.Version = o.version
@@ -65,6 +65,10 @@ func (o *Op) published() Action {
 }
 
 func (o *Op) decided() Action {
+	if o.deletes() && o.Kind != Delete && o.Kind != Drop {
+		o.won = false
+		return o.dropped()
+	}
 	if o.Kind == Delete && o.expired {
 		return o.finish(ErrNotFound)
 	}

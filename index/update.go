@@ -118,7 +118,7 @@ func (o *Op) casSlot() Action {
 	way := o.hinted()
 	o.Accesses = way.Swing(o.Accesses)
 	switch {
-	case o.Kind == Delete, o.Kind.isTxn():
+	case o.deletes(), o.Kind.isTxn(), o.Kind.isTiered():
 		o.noting = false
 	case o.x.State() == layout.Empty:
 		o.noting, o.noteRead = o.Route.PG.Notes(), false
@@ -155,6 +155,9 @@ func (o *Op) casDone() Action {
 	}
 	if o.Kind == Settle || o.Kind == Decide {
 		return o.lostTxn(found)
+	}
+	if o.Kind.isTiered() || o.deletes() && o.Kind != Delete {
+		return o.lostTiered()
 	}
 	return o.lost(found)
 }

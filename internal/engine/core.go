@@ -74,6 +74,8 @@ type Options struct {
 	MostHolds int
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
+	// Objects is the tier, nil: the namespace has none.
+	Objects Objects
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
 	WillWait func(context.Context)
 	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit. Hinted ones
