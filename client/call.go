@@ -240,7 +240,7 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 	case q.Kind == index.Raw:
 		q.item.Value = bytes.Clone(r.Value)
 	case q.Kind == index.Prepare && q.typed && r.Version != 0:
-		if q.item.take(r, nil); r.Flags&layout.FlagManifest != 0 {
+		if q.item.take(r, nil); r.Flags&layout.FlagManifest != 0 || r.Stub {
 			q.item.Value = nil
 		}
 	case q.Kind == index.Prepare:

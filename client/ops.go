@@ -138,7 +138,7 @@ func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error
 	if err != nil {
 		return err
 	}
-	ops := [1]Op{{Kind: OpUpdate, Key: key, Typed: true, Update: func(cur Item, present bool) (Change, error) {
+	ops := [1]Op{{Kind: OpUpdate, Key: key, Typed: true, keeps: true, Update: func(cur Item, present bool) (Change, error) {
 		if !present {
 			return Change{}, ErrNotFound
 		}

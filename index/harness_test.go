@@ -296,6 +296,7 @@ func hashOf(key string) uint64 {
 //	del k [if=VERSION]
 //	append k v    refuses a value that ends with v
 //	refuse k
+//	touch k
 //	demote k, promote k
 //	readdress k to=A [at=B] [version=V], drop k, locate k  about the object that the key's stub names, or about another
 //	scan, raw
@@ -333,6 +334,14 @@ func (c *client) start(words []string) error {
 				return nil, 0, 0, fmt.Errorf("%q ends with %q", cur.Value, suffix)
 			}
 			return append(bytes.Clone(cur.Value), suffix...), 0, 0, nil
+		}
+	case "touch": // a Modify of the expiry alone
+		o.Kind, o.Keeps = index.Modify, true
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+			if cur == nil {
+				return nil, 0, 0, errRefusedAbsent
+			}
+			return bytes.Clone(cur.Value), cur.Flags, 70_000, nil
 		}
 	case "refuse": // a Modify that refuses whatever is there
 		o.Kind = index.Modify

@@ -41,6 +41,9 @@ type Op struct {
 	Patience int8
 	Kind     Kind // never 0
 	Cond     Cond // of a Get, Put, Delete or Prepare
+	// Keeps, of a Modify: the function changes the expiry alone. It may be given a stub, whose value nobody reads then:
+	// the flags and the value that it returns do not count, and a stub stays one.
+	Keeps bool
 	// Flags of the record written, of layout.FlagsOfValue. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
@@ -67,6 +70,7 @@ type Op struct {
 	noteRead  bool               // word 2 has the access word, or will; false: a new key has none
 	astray    bool               // what Astray reports; each Next begins with false
 	unlinked  bool               // x's place has been handed over, which happens once
+	stub      bool               // what a Modify writes is a stub
 	sureChild bool               // the move of child's group is complete: the child may take inserts
 	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
 	child     uint32             // shard id of the child that the key was followed to, or 0

@@ -386,6 +386,8 @@ func TestStubKeepsWhatItStandsFor(t *testing.T) {
 		return fmt.Sprint(r.Version, c.op.Version, r.Expiry, r.Flags, r.Stub, r.ValueLen, string(r.Value))
 	}
 	want := read()
+	must(t, cl.do(t, "touch", "k"))
+	want = read()
 	for i, op := range []string{"demote k", "readdress k to=77", "promote k", "demote k"} {
 		if op == "readdress k to=77" {
 			s, _ := w.stubOf("k")
@@ -396,7 +398,29 @@ func TestStubKeepsWhatItStandsFor(t *testing.T) {
 			t.Fatalf("after %s: %.60s, want %.60s", op, got, want)
 		}
 	}
-	w.millis = 5000
+	// A Touch rewrites the stub, and reads no object.
+	s, _ := w.stubOf("k")
+	object := w.objects[s.At[0]]
+	delete(w.objects, s.At[0])
+	must(t, w.client(9).do(t, "touch", "k"))
+	if got, ok := w.stubOf("k"); !ok || got != s {
+		t.Errorf("the stub is %+v, %v after a touch, want %+v", got, ok, s)
+	}
+	w.objects[s.At[0]] = object
+	if r := w.client(9).op; r.Version <= cl.op.Version {
+		t.Errorf("version %d after a touch, want more than %d", r.Version, cl.op.Version)
+	}
+	must(t, w.client(3).do(t, "get", "k"))
+	if r := w.client(3).op.Record; string(r.Value) != string(valueOf("kib1")) || r.Expiry != 70_000 || r.Version !=
+		w.client(9).op.Version {
+		t.Errorf("after a touch: version %d, expiry %d, %d bytes", r.Version, r.Expiry, len(r.Value))
+	}
+	must(t, w.client(4).do(t, "promote", "k"))
+	must(t, w.client(5).do(t, "get", "k"))
+	if r := w.client(5).op.Record; r.Stub || r.Version != w.client(9).op.Version {
+		t.Errorf("promoted: %+v", r.RecordHeader)
+	}
+	w.millis = 70_000
 	if err := cl.do(t, "get", "k"); !errors.Is(err, index.ErrNotFound) {
 		t.Errorf("expired: %v", err)
 	}

@@ -22,7 +22,7 @@ func (o *Op) prepare(least uint64) Action {
 		return 0
 	}
 	value, flags := o.Value, o.Flags&layout.FlagsOfValue
-	if o.inChunks() {
+	if o.inChunks() && !o.stub {
 		if a := o.prepareChunks(); a != 0 {
 			return a
 		}
@@ -45,7 +45,7 @@ func (o *Op) prepare(least uint64) Action {
 	}
 	o.flags = flags
 	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Pinned: o.Pinned,
-		Writer: o.env.Session()}, value, flags&layout.FlagManifest == 0 && o.isApart(n))
+		Writer: o.env.Session(), Stub: o.stub}, value, flags&layout.FlagManifest == 0 && !o.stub && o.isApart(n))
 	o.prepared, o.written = true, 0
 	return 0
 }

@@ -173,6 +173,14 @@ func (c *cl) next() *running {
 		if s.Verb == DelIf {
 			o.Kind, o.Value = index.Delete, nil
 		}
+	case Touch:
+		o.Kind, o.Keeps = index.Modify, true
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+			if cur == nil {
+				return nil, 0, 0, index.ErrNotFound
+			}
+			return bytes.Clone(cur.Value), cur.Flags & layout.FlagsOfValue, 0, nil
+		}
 	case Incr:
 		o.Kind = index.Modify
 		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {

@@ -63,6 +63,11 @@ var tierMutants = []mutant{
 	{"demote-of-a-new-version", "tier: the same record in another form", []edit{{tierFile,
 		"o.version, o.flags, o.Expiry = h.Version, h.Flags, h.Expiry\n",
 		"h.Version = o.env.Version(h.Version)\no.version, o.flags, o.Expiry = h.Version, h.Flags, h.Expiry\n"}}},
+	{"promote-with-the-objects-version", "tier: the stub's version counts", []edit{{tierFile,
+		"		return o.swap(b.rec.RecordHeader, b.rec.Value)\n",
+		"was := b.rec.RecordHeader\nwas.Version = b.stub.Version\nreturn o.swap(was, b.rec.Value)\n"}}},
+	{"touch-makes-the-stub-a-value", "tier: a stub's bytes are nobody's value", []edit{{"index/update.go",
+		"Session(), Stub: o.stub}", "Session()}"}}},
 	{"stub-counts-as-a-value", "tier: a stub's bytes are nobody's value", []edit{{"index/lookup.go",
 		"	if r.Stub {\n		return o.readObject(r)\n	}\n", ""}}},
 }

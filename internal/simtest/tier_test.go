@@ -360,6 +360,10 @@ var tierWide = map[string]Config{
 		Scripts: [][]Step{{k(Demote, 0), k(Collect, 0), k(Promote, 0), k(Demote, 0)},
 			{k(Get, 0), k(Put, 0), k(CAS, 0), k(Get, 0)}, {k(Incr, 0), k(Collect, 0), k(Get, 0)}}, Setup: one,
 		Warm: true},
+	"tier-touch-r2": {Tier: true, Replicas: 2, Units: 24, Epochs: 6, Crashes: 1, Deadlines: 1, Scripts: [][]Step{
+		{k(Demote, 0), k(Collect, 0), k(Promote, 0), k(Demote, 0), k(Collect, 0)},
+		{k(Touch, 0), k(Get, 0), k(Touch, 0), k(Put, 0), k(Get, 0)}, {k(Get, 0), k(Touch, 0), k(Collect, 0)}},
+		Setup: one, Warm: true},
 	"tier-two-nodes": {Tier: true, Replicas: 2, Units: 24, Crashes: 1, Scripts: [][]Step{
 		{k(Demote, 0), k(Collect, 0), k(Demote, 0), k(Collect, 0)}, {k(Demote, 0), k(Collect, 0), k(Promote, 0)},
 		{k(Get, 0), k(Put, 0), k(Get, 0), k(Has, 0)}}, Setup: one, Warm: true},
@@ -403,7 +407,9 @@ var tierScopes = map[string]Config{
 		Warm: true},
 	"tier-delete": {Tier: true, Scripts: [][]Step{{k(Demote, 0), k(Collect, 0)}, {k(Del, 0), k(Get, 0)}}, Setup: one,
 		Warm: true},
-	"tier-touch": {Tier: true, Scripts: [][]Step{{k(Demote, 0), k(Collect, 0)}, {k(Incr, 0), k(Get, 0)}}, Setup: one,
+	"tier-incr": {Tier: true, Scripts: [][]Step{{k(Demote, 0), k(Collect, 0)}, {k(Incr, 0), k(Get, 0)}}, Setup: one,
+		Warm: true},
+	"tier-touch": {Tier: true, Scripts: [][]Step{{k(Demote, 0), k(Collect, 0)}, {k(Touch, 0), k(Get, 0)}}, Setup: one,
 		Warm: true},
 	"tier-promote": {Tier: true, Scripts: [][]Step{{k(Demote, 0), k(Promote, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: one,
 		Warm: true},

@@ -69,11 +69,13 @@ const (
 	Demote
 	Promote
 	Collect
+	// Touch changes the key's version and expiry alone, to none. Scopes with it ask for no versions.
+	Touch
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "demote", "promote", "collect", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "demote", "promote", "collect", "touch", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
