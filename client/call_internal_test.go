@@ -18,7 +18,8 @@ func TestCallLines(t *testing.T) {
 // A transaction that keeps a key is told no value of one whose value is in the tier: it is read by a GET, as a long one
 // is.
 func TestKeptStubHasNoValue(t *testing.T) {
-	s := layout.Stub{Version: 3, Len: 40, ValueLen: 7, Copies: 1, At: [layout.MaxStubCopies]layout.ObjectAt{{Volume: 1, At: 1}}}
+	s := layout.Stub{Version: 3, Len: 40, ValueLen: 7, Copies: 1}
+	s.At[0] = layout.ObjectAt{Volume: 1, At: 1}
 	r := layout.Record{Key: []byte("k"), Value: layout.AppendStub(nil, &s, nil)}
 	r.Version, r.Stub = 9, true
 	q := &call{item: &Item{}}

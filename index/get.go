@@ -91,7 +91,8 @@ func (o *Op) checkedSlot() Action {
 }
 
 func (o *Op) noteDue() bool {
-	return o.Kind != Exists && o.Route.PG.Notes() && !o.Kind.isTiered() && !o.env.ReadOnly() && (o.Kind == Pin || o.env.NoteDue(o))
+	return o.Kind != Exists && o.Route.PG.Notes() && !o.Kind.isTiered() && !o.env.ReadOnly() &&
+		(o.Kind == Pin || o.env.NoteDue(o))
 }
 
 // noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round

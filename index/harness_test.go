@@ -131,7 +131,7 @@ func (c *client) Volume(id uint32) index.VolumeState {
 	return index.VolumeUp
 }
 
-// disk does what an operation asks of the tier. What is not there reads as zeroes.
+// disk does what an operation asks of the tier. An object that is not there reads as zeroes.
 func (c *client) disk(a index.Action) string {
 	o := c.op
 	if a == index.Fetch {
@@ -298,7 +298,7 @@ func hashOf(key string) uint64 {
 //	refuse k
 //	touch k
 //	demote k, promote k
-//	readdress k to=A [at=B] [version=V], drop k, locate k  about the object that the key's stub names, or about another
+//	readdress k to=A [at=B] [version=V], drop k, locate k  about the object of the key's stub, or about another
 //	scan, raw
 //	sync, scrub, move, clean [wipe], abandon, relocate, evict k [spare]  a janitor's
 func (c *client) start(words []string) error {

@@ -99,8 +99,8 @@ const (
 	// Reconnect: an access failed. Reconnect the queue pair so that nothing
 	// posted before can land any more, then Next; or Fail.
 	Reconnect
-	// Fetch: read Object from its volume, set Object.Got, then Next. The Op keeps nothing that it has seen in memory: it
-	// holds back neither the reclaim epoch nor a map. It counts as begun when it goes on.
+	// Fetch: read Object from its volume, set Object.Got, then Next. The Op keeps nothing that it has seen in memory:
+	// it holds back neither the reclaim epoch nor a map. It counts as begun when it goes on.
 	Fetch
 	// Store: append Tiered.Object to as many volumes as it needs, durable enough, set Tiered.To, then Next; or Fail.
 	// The Op waits as with Fetch.
@@ -174,8 +174,8 @@ const NumKinds = 25
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"exists", "pin", "demote", "promote", "readdress", "drop", "locate", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict",
-		"settle-all"}[min(k, NumKinds-1)]
+		"exists", "pin", "demote", "promote", "readdress", "drop", "locate", "sync", "move", "clean", "abandon",
+		"relocate", "scrub", "evict", "settle-all"}[min(k, NumKinds-1)]
 }
 
 // Reads reports whether k is about one key and changes nothing.

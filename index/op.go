@@ -41,8 +41,8 @@ type Op struct {
 	Patience int8
 	Kind     Kind // never 0
 	Cond     Cond // of a Get, Put, Delete or Prepare
-	// Keeps, of a Modify: the function changes the expiry alone. It may be given a stub, whose value nobody reads then:
-	// the flags and the value that it returns do not count, and a stub stays one.
+	// Keeps, of a Modify: the function changes the expiry alone. It may be given a stub, whose value nobody reads then.
+	// The flags and the value that it returns do not count, and a stub stays one.
 	Keeps bool
 	// Flags of the record written, of layout.FlagsOfValue. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
@@ -270,7 +270,8 @@ func (o *Op) Rebase() {
 // MapVersion is the oldest map that the Op still acts by. ok is false while it acts by none: it will ask for its
 // route before its next access. Then nothing that it posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
-	bound := o.step > stepStart && o.step < stepDone && !o.step.holdsNothing() || o.adrift || o.lock != 0 || o.deciding || o.won
+	bound := o.step > stepStart && o.step < stepDone && !o.step.holdsNothing() || o.adrift ||
+		o.lock != 0 || o.deciding || o.won
 	return o.Route.MapVersion, bound && o.Route.PG != nil
 }
 

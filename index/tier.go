@@ -9,15 +9,15 @@ import (
 )
 
 // In place of a record whose value lies on disk there may be a stub, which names an object there. To the protocol a
-// stub is a record. What needs the value asks for the object (Fetch) and gives up all that it has seen in memory while
-// it waits. So a disk holds back neither the reclaim epoch nor a map.
+// stub is a record. An Op that needs the value asks for the object (Fetch) and gives up all that it has seen in memory
+// while it waits. So a disk holds back neither the reclaim epoch nor a map.
 //
 //   - A Get looks at slot and stub in the operation itself, and answers with the object, if that is the one that the
 //     stub names. All others look again, and expect the word that they see then.
 //   - An object that is not there has moved, as long as the stub has. If the stub is still what the tail shows, the
 //     volume has lost it. Then the key is made absent, by a CAS that expects just that stub, before anybody says so.
 //   - Demote, Promote and Readdress put another form of the same record in its place, with its version. They expect
-//     exactly the word of what they read. Whoever loses gives up.
+//     exactly the word of what they read. The loser gives up.
 
 // VolumeState says whether objects of a volume can be read.
 type VolumeState uint8
@@ -37,15 +37,15 @@ type Tier interface {
 type Object struct {
 	At  layout.ObjectAt
 	Len int // bytes
-	// Got is the answer: Len bytes in memory that stays with the Op until it is done. nil: they could not be read. Of an
-	// object that is not there, any other bytes.
+	// Got is the answer: Len bytes in memory that stays with the Op until it is done. nil: they could not be read. An
+	// object that is not there reads as any other bytes.
 	Got []byte
 }
 
 // Tiered is the request of an operation of the tier's kinds, and in part its answer.
 type Tiered struct {
-	// Stub is, of a Readdress, a Drop and a Locate, what the key's stub has to say: the object's version and, as the
-	// first of At, an address. Nothing else counts.
+	// Stub is what the key's stub has to say to a Readdress, a Drop and a Locate. Its version, and the first of At,
+	// count alone.
 	Stub layout.Stub
 	// To is where the object is: of a Readdress a request, of a Demote the answer to Store. Memory of the caller.
 	To []layout.ObjectAt
@@ -291,8 +291,8 @@ func (o *Op) noObject() Action {
 	return o.finish(ErrTier)
 }
 
-// objectLost acts on a key whose object no volume has any more; givenUp: by the directory's word. The key is made absent, unless a move or a transaction
-// is at work on it.
+// objectLost acts on a key whose object no volume has any more; givenUp: by the directory's word. The key is made
+// absent, unless a move or a transaction is at work on it.
 func (o *Op) objectLost(givenUp bool) Action {
 	b := &o.reading
 	if o.env.ReadOnly() || o.x.State() != layout.Live || !o.Route.PG.Cache && !givenUp {

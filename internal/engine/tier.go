@@ -11,8 +11,8 @@ type Objects interface {
 	// Fetch reads the n bytes of an object. It calls answer once, in bounded time, with bytes that nobody changes any
 	// more, or nil if they could not be read.
 	Fetch(at layout.ObjectAt, n int, answer func(got []byte))
-	// Store keeps an object, which nobody changes any more, durably enough for the namespace. It calls answer once, with
-	// where the copies are, at least one, or with an error.
+	// Store keeps an object, which nobody changes any more, durably enough for the namespace. It calls answer once,
+	// with where the copies are, at least one, or with an error.
 	Store(object []byte, answer func(at []layout.ObjectAt, err error))
 }
 

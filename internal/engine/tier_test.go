@@ -58,8 +58,8 @@ func (r *rig) fetch(i int) {
 	r.settleLane()
 }
 
-// A GET that waits for a disk counts as not begun: it does not hold the reclaim epoch back. Nothing but the answer wakes
-// it.
+// A GET that waits for a disk counts as not begun: it does not hold the reclaim epoch back. Nothing but the answer
+// wakes it.
 func TestDiskHoldsNothingBack(t *testing.T) {
 	for _, kind := range []index.Kind{index.Get, index.Promote, index.Demote} {
 		r := newRig(t, 2, false)

@@ -50,7 +50,7 @@ const (
 	objectAtSize = 12
 )
 
-// StubLen is the encoded length of a Stub that names so many copies, in bytes, without its tail.
+// StubLen is the encoded length of a Stub that names that number of copies, in bytes, without its tail.
 func StubLen(copies int) int { return stubHeadSize + objectAtSize*copies }
 
 // StubOf is what names the object, at places at, that is record r. n is the length of the object in bytes, and sum the

@@ -85,7 +85,7 @@ func TestStubDetectsEveryFlip(t *testing.T) {
 	}
 }
 
-// Whoever does not ask for stubs is not given one, whichever way a record comes to him.
+// Nobody is given a stub who does not ask for stubs, whichever way the record comes.
 func TestStubIsNoRecord(t *testing.T) {
 	s := Stub{Version: 7, Len: 100, ValueLen: 67, Copies: 1, At: [MaxStubCopies]ObjectAt{{Volume: 1, At: 1}}}
 	b := stubRecord(RecordHeader{Version: 8}, "k", &s, "")
@@ -142,6 +142,9 @@ func TestStubFill(t *testing.T) {
 		}
 	}
 	other := func(h RecordHeader, key, value string) []byte { b, _ := object(h, key, value); return b }
+	flagged := func(version uint64, key, value string) []byte {
+		return other(RecordHeader{Version: version, Flags: FlagUser, Writer: 3, Expiry: 77}, key, value)
+	}
 	pinned := bytes.Clone(b)
 	long := s
 	long.Long = true
@@ -152,9 +155,9 @@ func TestStubFill(t *testing.T) {
 		"zeroes":  {&s, make([]byte, len(b))},
 		"short":   {&s, b[:len(b)-1]},
 		"nothing": {&s, nil},
-		"version": {&s, other(RecordHeader{Version: 6, Flags: FlagUser, Writer: 3, Expiry: 77}, "key", "some valueUSER")},
-		"key":     {&s, other(RecordHeader{Version: 5, Flags: FlagUser, Writer: 3, Expiry: 77}, "kex", "some valueUSER")},
-		"value":   {&s, other(RecordHeader{Version: 5, Flags: FlagUser, Writer: 3, Expiry: 77}, "key", "some valveUSER")},
+		"version": {&s, flagged(6, "key", "some valueUSER")},
+		"key":     {&s, flagged(5, "kex", "some valueUSER")},
+		"value":   {&s, flagged(5, "key", "some valveUSER")},
 		"no tail": {&s, other(RecordHeader{Version: 5, Writer: 3, Expiry: 77}, "key", "some valueUSER")},
 		"a stub":  {&s, stubRecord(RecordHeader{Version: 5}, "key", &s, "")},
 		"chunks":  {&long, pinned},

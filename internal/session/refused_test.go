@@ -86,7 +86,8 @@ func TestAgendaIdleCache(t *testing.T) {
 		for _, coming := range []uint64{half, half - 1} {
 			a.refuse(a.wants(10), coming, "")
 			if got, want := a.core.Exhausted(1), !cache || coming < half; got != want {
-				t.Errorf("cache %v, access words of %d bytes, %d of %d units coming: exhausted %v", cache, pg.AccessBytes, coming, 2*half, got)
+				t.Errorf("cache %v, access words of %d bytes, %d of %d units coming: exhausted %v", cache,
+					pg.AccessBytes, coming, 2*half, got)
 			}
 			a.now += pause
 		}

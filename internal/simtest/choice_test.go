@@ -127,7 +127,8 @@ func (ch choice) String() string {
 }
 
 var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job",
-	chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two", chRelease: "releases", chDisk: "has its disk answer",
+	chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two", chRelease: "releases",
+	chDisk:      "has its disk answer",
 	chDiskFails: "does not reach its disk",
 	chLearn:     "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served",
 	chRenewReply: "renewal answered",
@@ -497,8 +498,8 @@ func (w *World) do(ch choice) {
 		}
 	}
 	switch ch.kind {
-	case chBegin, chBeginTwo, chRelease, chDisk, chDiskFails, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork,
-		chGone, chLearn, chResume:
+	case chBegin, chBeginTwo, chRelease, chDisk, chDiskFails, chEvict, chWake, chConnect, chGrant, chGranted,
+		chAskSplit, chClaim, chWork, chGone, chLearn, chResume:
 		c.doOwn(ch)
 	case chRenewSend, chRenewServe, chRenewReply, chLose, chLate, chLateReply:
 		c.doRenewal(ch)

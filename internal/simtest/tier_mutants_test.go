@@ -29,7 +29,8 @@ var tierMutants = []mutant{
 			"[]*running{} {\nfor _, r := range list {"}}},
 	{"gc-before-fence", "tier: a former session is fenced", []edit{{"internal/simtest/tier_test.go",
 		"		if w.fenced(c) {\n			continue\n		}\n" +
-			"		for _, list := range [][]*running{c.run, c.orphans} {\n						for _, r := range list {",
+			"		for _, list := range [][]*running{c.run, c.orphans} {\n" +
+			"			for _, r := range list {",
 		"if w.fenced(c) || c.life == crashed {\ncontinue\n}\nfor _, list := range [][]*running{c.run, c.orphans} {\n" +
 			"for _, r := range list {"}}},
 	{"gc-ignores-intents", "tier: an intent proves nothing", []edit{{tierFile,

@@ -128,8 +128,8 @@ func (w *World) valueOfStub(rec *layout.Record) string {
 	return ""
 }
 
-// loseObjects has the volume lose the i-th object, or all, and says so to the directory. What they are of may be absent
-// from now on.
+// loseObjects has the volume lose the i-th object, or all, and says so to the directory. The keys may be absent from
+// now on.
 func (w *World) loseObjects(i int) {
 	t := &w.tier
 	for k, x := range t.objects {
@@ -147,7 +147,7 @@ func (w *World) loseObjects(i int) {
 	w.effects++
 }
 
-// named lists the objects that the stubs of a word's records name in r.
+// namedObjects lists the objects that the stubs of a word's records name in r.
 func (w *World) namedObjects(r *region, x layout.Word) (list []*object) {
 	for _, n := range w.records(r, x) {
 		rec, err := w.recordAt(r, n)

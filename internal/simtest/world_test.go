@@ -75,7 +75,8 @@ const (
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "demote", "promote", "collect", "touch", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "demote",
+	"promote", "collect", "touch", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -189,8 +190,8 @@ type Config struct {
 	// Cache: there are access words, clients note what they use, and they evict when they
 	// lack memory or a slot.
 	Cache bool
-	// Tier: there is a volume for objects. DiskFails is how often it is out of reach when it is asked for something. Lost
-	// is how often it loses an object by itself, GivenUp how often an operator gives up all of it.
+	// Tier: there is a volume for objects. DiskFails is how often it is out of reach when it is asked for something.
+	// Lost is how often it loses an object by itself, GivenUp how often an operator gives up all of it.
 	Tier                     bool
 	DiskFails, Lost, GivenUp int
 	// Words: there are access words though it is a store.
