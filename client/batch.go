@@ -65,6 +65,8 @@ type Op struct {
 	// plain values are ErrWrongType. OpKeep: Typed asks for all of the Item; of a value in chunks it has no Value.
 	Typed bool
 
+	keeps bool // OpUpdate: Update changes Expires alone
+
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates. All of its capacity is the Client's until Do returns. A byte of it
 	// behind the value is then zero or what it was before; after an error that holds for each byte.
@@ -256,7 +258,7 @@ func (c *Client) fill(q *call, o *Op) error {
 		if o.Update == nil {
 			return fmt.Errorf("%w: Update: nil", ErrInvalid)
 		}
-		q.Kind, q.typed = index.Modify, o.Typed
+		q.Kind, q.typed, q.Keeps = index.Modify, o.Typed, o.keeps
 		q.update, q.Modify, q.most = o.Update, q.modify, uint32(c.MaxValueLen())
 		return checkKey(o.Key)
 	}

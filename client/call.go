@@ -205,6 +205,8 @@ func (c *Client) public(s *sess, q *call) error {
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.As(err, new(*layout.CorruptError)):
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	case errors.Is(err, index.ErrTier):
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case errors.As(err, &tooLarge):
 		return &inside.TooLargeError{Want: tooLarge.Want}
 	case errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrLease),
@@ -238,7 +240,7 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 	case q.Kind == index.Raw:
 		q.item.Value = bytes.Clone(r.Value)
 	case q.Kind == index.Prepare && q.typed && r.Version != 0:
-		if q.item.take(r, nil); r.Flags&layout.FlagManifest != 0 {
+		if q.item.take(r, nil); r.Flags&layout.FlagManifest != 0 || r.Stub {
 			q.item.Value = nil
 		}
 	case q.Kind == index.Prepare:

@@ -253,7 +253,7 @@ func (e *evictor) run() {
 		}
 		busy := e.makeRoom()
 		for _, pg := range v.PGs {
-			if pg.Active && pg.AccessOff != 0 {
+			if pg.Active && pg.Cache {
 				busy = e.relieve(v, pg) || busy
 			}
 		}

@@ -138,12 +138,13 @@ func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error
 	if err != nil {
 		return err
 	}
-	ops := [1]Op{{Kind: OpUpdate, Key: key, Typed: true, Update: func(cur Item, present bool) (Change, error) {
+	ops := [1]Op{{Kind: OpUpdate, Key: key, Typed: true, keeps: true}}
+	ops[0].Update = func(cur Item, present bool) (Change, error) {
 		if !present {
 			return Change{}, ErrNotFound
 		}
 		return Change{Value: cur.Value, Expires: expires(exp), Flags: cur.Flags, Note: cur.Note, Type: cur.Type}, nil
-	}}}
+	}
 	c.Do(ctx, ops[:])
 	return ops[0].Err
 }

@@ -108,7 +108,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 				Type: Type(r.Flags.TypeOf()), Len: lenOf(r)}
 			switch {
 			case o.KeysOnly:
-			case r.Flags&layout.FlagManifest != 0:
+			case r.Flags&layout.FlagManifest != 0, r.Stub:
 				long = append(long, kv.Key)
 				continue
 			default:
@@ -135,7 +135,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 	if rounds = int(q.Rounds); q.Err != nil {
 		return nil, cur, rounds, c.public(s, q)
 	}
-	for _, k := range long { // values in chunks come by Get
+	for _, k := range long { // values in chunks, and in the tier, come by Get
 		ops := [1]Op{{Kind: OpGet, Key: k, Typed: true}}
 		c.Do(ctx, ops[:])
 		it, err := ops[0].Item, ops[0].Err
@@ -157,6 +157,10 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 // lenOf is the length of a record's value, which may be in chunks: 0 if its manifest is damaged, of which a Get tells.
 // It is in bytes, and what a scan of keys alone tells of a value. A tail with flags and a note is not counted.
 func lenOf(r *layout.Record) int {
+	if r.Stub {
+		s, _ := r.Object() // which the page has checked
+		return int(s.ValueLen)
+	}
 	n := len(r.Value)
 	if r.Flags&layout.FlagManifest != 0 {
 		m, err := layout.ParseManifest(r.Value, 0, 1<<32-1)

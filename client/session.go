@@ -167,7 +167,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 func (s *sess) WantMemory(pg, units uint32) {
 	s.stir()
 	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil &&
-		v.PGs[pg].AccessOff != 0 {
+		v.PGs[pg].Cache {
 		s.evictor.starves(pg, units) // which asks the directory again now and then
 		return
 	}

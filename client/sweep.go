@@ -215,7 +215,7 @@ func (e *evictor) starving(v *engine.View) (yes bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for id := range e.mu.needs {
-		if pg := v.PGs[id]; pg == nil || pg.AccessOff == 0 {
+		if pg := v.PGs[id]; pg == nil || !pg.Cache {
 			delete(e.mu.needs, id)
 			yes = true
 		}
@@ -322,7 +322,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 			break
 		}
 		sh := &v.Shards[sw.at.shard]
-		all, dear := sh.Segments*(layout.SegmentGroups+1), sh.PG.AccessOff == 0
+		all, dear := sh.Segments*(layout.SegmentGroups+1), !sh.PG.Cache
 		if !sh.PG.Active || dear && !sw.expiring && !short || sw.at.group >= all {
 			sw.at = sweepPos{shard: sw.at.shard + 1}
 			continue

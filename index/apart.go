@@ -49,7 +49,7 @@ func (v *Value) Start(head []byte) (n int, crc uint32) {
 		return len(v.Bytes), layout.HeadCRC(head)
 	}
 	const refused = layout.FlagManifest | layout.FlagChunk | layout.FlagIntent
-	if layout.RecordLen(int(h.KeyLen), 0) != len(head) || h.Flags&refused != 0 || uint64(h.ValueLen) > uint64(
+	if layout.RecordLen(int(h.KeyLen), 0) != len(head) || h.Flags&refused != 0 || h.Stub || uint64(h.ValueLen) > uint64(
 		len(v.Bytes)) {
 		return -1, 0
 	}

@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -18,6 +19,15 @@ func TestCosts(t *testing.T) {
 		{"GET cached", "get k", true, false, [3]cost{{1, 2}, {1, 2}, {1, 2}}},
 		{"GET", "get k", false, false, [3]cost{{2, 2}, {2, 2}, {2, 2}}},
 		{"GET absent", "get k", false, true, [3]cost{{1, 1}, {1, 1}, {1, 1}}},
+		{"GET of a stub cached", "get k", true, false, [3]cost{{2, 2}, {2, 2}, {2, 2}}},
+		{"GET of a stub", "get k", false, false, [3]cost{{3, 2}, {3, 2}, {3, 2}}},
+		{"EXISTS of a stub cached", "exists k", true, false, [3]cost{{1, 1}, {1, 1}, {1, 1}}},
+		{"UPDATE of a stub cached", "put k v2", true, false, [3]cost{{1, 2}, {2, 4}, {3, 6}}},
+		{"MODIFY of a stub cached", "append k v", true, false, [3]cost{{4, 6}, {5, 8}, {6, 10}}},
+		{"DEMOTE cached", "demote k", true, false, [3]cost{{2, 4}, {3, 6}, {4, 8}}},
+		{"PROMOTE of a stub cached", "promote k", true, false, [3]cost{{3, 4}, {4, 6}, {5, 8}}},
+		{"READDRESS of a stub cached", "readdress k to=1", true, false, [3]cost{{2, 4}, {3, 6}, {4, 8}}},
+		{"LOCATE of a stub", "locate k", false, false, [3]cost{{2, 4}, {2, 5}, {2, 5}}},
 		{"EXISTS cached", "exists k", true, false, [3]cost{{1, 1}, {1, 1}, {1, 1}}},
 		{"EXISTS", "exists k", false, false, [3]cost{{2, 2}, {2, 2}, {2, 2}}},
 		{"EXISTS absent", "exists k", false, true, [3]cost{{1, 1}, {1, 1}, {1, 1}}},
@@ -34,6 +44,9 @@ func TestCosts(t *testing.T) {
 					if err := w.client(1).do(t, "put", "k", "v1"); err != nil {
 						t.Fatal(err)
 					}
+				}
+				if strings.Contains(c.name, "stub") {
+					must(t, w.client(1).do(t, "demote", "k"))
 				}
 				cl := w.client(2)
 				if c.warm {

@@ -11,6 +11,7 @@ type Env interface {
 	Hints
 	Places
 	Clock
+	Tier
 }
 
 // Router knows the map that its lane has taken over, and answers from that alone.
@@ -123,6 +124,9 @@ type PG struct {
 	// AccessOff is where the access words begin, IndexBytes from the region's start; the
 	// word of what is at index offset x is at AccessOff + x. 0: there are none.
 	AccessOff uint64
+	// Cache: the namespace may forget what is in it, so memory that is lacking comes by eviction. There are access
+	// words then; a store may have them, too.
+	Cache bool
 	// The heap, in units: records lie in [HeapLo, HeapHi).
 	HeapLo, HeapHi uint32
 	// ChunkPayload is what each chunk of a long value that is written holds, bytes. 0: layout.ChunkSize.

@@ -37,7 +37,7 @@ func (o *Op) gotCached() Action {
 			return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
 		}
 	case !o.isApartRead():
-		if way.Seen(o.word(0), o.rec, o.Key, &r) {
+		if way.names(o.word(0), o.rec, o.Key, &r) {
 			return o.present(o.slot, w, r)
 		}
 	case w == o.x && w.Readable():
@@ -91,7 +91,8 @@ func (o *Op) checkedSlot() Action {
 }
 
 func (o *Op) noteDue() bool {
-	return o.Kind != Exists && o.Route.PG.Notes() && !o.env.ReadOnly() && (o.Kind == Pin || o.env.NoteDue(o))
+	return o.Kind != Exists && o.Route.PG.Notes() && !o.Kind.isTiered() && !o.env.ReadOnly() &&
+		(o.Kind == Pin || o.env.NoteDue(o))
 }
 
 // noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round

@@ -45,11 +45,13 @@ type world struct {
 	taken        []repair.UnitRun  // places, in the order in which they were taken
 	left         map[string]string // places that were given up, and how
 	wrong        []string          // places given up twice
+	objects      map[layout.ObjectAt][]byte
+	volumes      map[uint32]index.VolumeState // VolumeUp unless it is here
 }
 
 func newWorld(replicas uint8, heapUnits uint32) *world {
 	w := &world{fenced: map[uint32]bool{}, nextUnit: heapLo, millis: 1000, covered: map[string]bool{},
-		left: map[string]string{}}
+		left: map[string]string{}, objects: map[layout.ObjectAt][]byte{}, volumes: map[uint32]index.VolumeState{}}
 	w.pg = index.PG{ID: 1, Epoch: 1, Replicas: replicas, HeapLo: heapLo, HeapHi: heapLo + heapUnits}
 	for r := range replicas {
 		w.region[r] = make([]byte, heapLo*layout.UnitSize+heapUnits*layout.UnitSize)
@@ -60,7 +62,7 @@ func newWorld(replicas uint8, heapUnits uint32) *world {
 // asCache gives w access words. They lie behind the heap here, so that nothing else
 // moves.
 func (w *world) asCache() *world {
-	w.pg.AccessOff = uint64(len(w.region[0]))
+	w.pg.Cache, w.pg.AccessOff = true, uint64(len(w.region[0]))
 	for r := range w.pg.Replicas {
 		w.region[r] = append(w.region[r], make([]byte, indexBytes)...)
 	}
@@ -121,6 +123,31 @@ func (c *client) Version(after uint64) uint64 {
 	return c.version
 }
 func (c *client) NowMillis() uint64 { return c.w.millis }
+
+func (c *client) Volume(id uint32) index.VolumeState {
+	if s, ok := c.w.volumes[id]; ok {
+		return s
+	}
+	return index.VolumeUp
+}
+
+// disk does what an operation asks of the tier. An object that is not there reads as zeroes.
+func (c *client) disk(a index.Action) string {
+	o := c.op
+	if a == index.Fetch {
+		x := &o.Object
+		x.Got = make([]byte, x.Len)
+		copy(x.Got, c.w.objects[x.At])
+		if c.Volume(x.At.Volume) != index.VolumeUp {
+			x.Got = nil
+		}
+		return fmt.Sprintf("read %d bytes at %#x of volume %d", x.Len, x.At.At, x.At.Volume)
+	}
+	at := layout.ObjectAt{Volume: 7, At: uint64(len(c.w.objects)+1) << 20}
+	c.w.objects[at] = o.Tiered.Object
+	o.Tiered.To = []layout.ObjectAt{at}
+	return fmt.Sprintf("store %d bytes at %#x of volume 7", len(o.Tiered.Object), at.At)
+}
 
 // parent is the route of the shard that moves, or of all keys if none does.
 func (w *world) parent() index.Route {
@@ -269,6 +296,9 @@ func hashOf(key string) uint64 {
 //	del k [if=VERSION]
 //	append k v    refuses a value that ends with v
 //	refuse k
+//	touch k
+//	demote k, promote k
+//	readdress k to=A [at=B] [version=V], drop k, locate k  about the object of the key's stub, or about another
 //	scan, raw
 //	sync, scrub, move, clean [wipe], abandon, relocate, evict k [spare]  a janitor's
 func (c *client) start(words []string) error {
@@ -305,6 +335,14 @@ func (c *client) start(words []string) error {
 			}
 			return append(bytes.Clone(cur.Value), suffix...), 0, 0, nil
 		}
+	case "touch": // a Modify of the expiry alone
+		o.Kind, o.Keeps = index.Modify, true
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+			if cur == nil {
+				return nil, 0, 0, errRefusedAbsent
+			}
+			return bytes.Clone(cur.Value), cur.Flags, 70_000, nil
+		}
 	case "refuse": // a Modify that refuses whatever is there
 		o.Kind = index.Modify
 		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
@@ -312,6 +350,29 @@ func (c *client) start(words []string) error {
 				return nil, 0, 0, errRefusedAbsent
 			}
 			return nil, 0, 0, fmt.Errorf("refused %q", cur.Value)
+		}
+	case "demote", "promote", "readdress", "drop", "locate":
+		for k := index.Demote; k <= index.Locate; k++ {
+			if k.String() == words[0] {
+				o.Kind = k
+			}
+		}
+		o.Tiered, rest = &index.Tiered{}, nil
+		if s, ok := c.w.stubOf(words[1]); ok {
+			o.Tiered.Stub = s
+		}
+		for _, x := range words[2:] { // another address than the key's stub has, or a new one
+			name, value, _ := strings.Cut(x, "=")
+			var at uint64
+			_, _ = fmt.Sscan(value, &at)
+			switch name {
+			case "at":
+				o.Tiered.Stub.At[0] = layout.ObjectAt{Volume: 7, At: at}
+			case "to":
+				o.Tiered.To = []layout.ObjectAt{{Volume: 7, At: at}}
+			case "version":
+				o.Tiered.Stub.Version = at
+			}
 		}
 	case "scan":
 		o.Kind, o.Scan = index.Scan, &index.Page{Bytes: 1 << 20}
@@ -462,6 +523,9 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 			lines = append(lines, c.noWait()...)
 			lines = append(lines, c.answer())
 			return lines, true
+		case index.Fetch, index.Store:
+			lines = append(lines, c.disk(c.action))
+			return append(lines, c.noWait()...), false
 		case index.AskFenced:
 			o.OwnerFenced = c.w.fenced[o.LockOwner]
 			lines = append(lines, fmt.Sprintf("ask whether s%d is fenced: %v", o.LockOwner, o.OwnerFenced))
@@ -588,6 +652,8 @@ func (c *client) answer() string {
 		return fmt.Sprintf("done: %v %s", o.Txn.Found, at)
 	case o.Kind == index.Delete:
 		return "done: deleted " + at
+	case o.Kind == index.Locate:
+		return fmt.Sprintf("done: named %t %s", o.Tiered.Named, at)
 	case o.Kind == index.Exists:
 		return fmt.Sprintf("done: there, version %d %s", o.Record.Version, at)
 	}
@@ -772,7 +838,7 @@ func (w *world) show(a *index.Access) string {
 }
 
 func showRecord(b []byte) string {
-	r, err := layout.ParseRecord(b)
+	r, err := layout.ParseLinked(b)
 	var head layout.Record
 	switch {
 	case err != nil && head.ParseHead(b, layout.MaxRecordSize) == nil && layout.RecordLen(len(head.Key), 0) == len(b):
@@ -834,7 +900,7 @@ func (w *world) find(r uint8, key string) (group uint64, i int, x layout.Word, o
 			if x.State() == layout.Empty {
 				continue
 			}
-			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil &&
+			if rec, err := layout.ParseLinked(w.region[r][x.Off():][:x.ReadLen()]); err == nil &&
 				string(rec.Key) == key {
 				return g, i, x, true
 			}

@@ -106,9 +106,14 @@ func (x *Access) set(v Verb, s Space, replica uint8, off uint64, buf []byte, exp
 }
 
 // Seen judges what Look has brought: the record answers for key if the slot still held X and the
-// record is whole. r, which means nothing else, aliases rec.
+// record is whole and no stub. r, which means nothing else, aliases rec.
 func (h *Hinted) Seen(word, rec, key []byte, r *layout.Record) bool {
 	return wordAt(word) == h.X && h.X.Readable() && r.Parse(rec) == nil && bytes.Equal(r.Key, key)
+}
+
+// names is Seen of a record or of the stub of one. An Op knows what to do with a stub.
+func (h *Hinted) names(word, rec, key []byte, r *layout.Record) bool {
+	return wordAt(word) == h.X && h.X.Readable() && r.ParseLinked(rec) == nil && bytes.Equal(r.Key, key)
 }
 
 // Write adds the WRITEs of N's record on the replicas from one on that are before to.

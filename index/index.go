@@ -99,6 +99,12 @@ const (
 	// Reconnect: an access failed. Reconnect the queue pair so that nothing
 	// posted before can land any more, then Next; or Fail.
 	Reconnect
+	// Fetch: read Object from its volume, set Object.Got, then Next. The Op keeps nothing that it has seen in memory:
+	// it holds back neither the reclaim epoch nor a map. It counts as begun when it goes on.
+	Fetch
+	// Store: append Tiered.Object to as many volumes as it needs, durable enough, set Tiered.To, then Next; or Fail.
+	// The Op waits as with Fetch.
+	Store
 	// Done: Err and the answer fields are final. Accesses may hold NoWait
 	// accesses still to be posted.
 	Done
@@ -129,6 +135,19 @@ const (
 	// Pin is an Exists that has the access word say until when its record is pinned: Op.Expiry, Unix ms. 0 unpins it.
 	// Nothing is written where PG.Notes is false.
 	Pin
+	// The next ones are those of tier nodes; see Tiered. They answer ErrKept if the key is not as they need it, or
+	// changes meanwhile. Nothing has happened then.
+
+	// Demote puts a stub in place of the key's record, once Store has kept the record.
+	Demote
+	// Promote puts the record back in place of the key's stub. It needs no Tiered.
+	Promote
+	// Readdress has the key's stub name the same object at other addresses.
+	Readdress
+	// Drop makes a key absent whose stub names an object.
+	Drop
+	// Locate finds whether the key's stub names an object, and sees to it that the tail shows what the head does.
+	Locate
 	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
@@ -151,12 +170,12 @@ const (
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 20
+const NumKinds = 25
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"exists", "pin", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict",
-		"settle-all"}[min(k, NumKinds-1)]
+		"exists", "pin", "demote", "promote", "readdress", "drop", "locate", "sync", "move", "clean", "abandon",
+		"relocate", "scrub", "evict", "settle-all"}[min(k, NumKinds-1)]
 }
 
 // Reads reports whether k is about one key and changes nothing.
@@ -191,6 +210,8 @@ var (
 	ErrUnchanged = errors.New("unchanged")
 	// ErrFull: no memory, or no slot in the key's segment; nothing changed.
 	ErrFull = errors.New("full")
+	// ErrTier: the value lies in the tier, where it cannot be read now; nothing changed.
+	ErrTier = errors.New("the value lies in the tier, and cannot be read there now")
 	// ErrUnknown: the operation may have happened.
 	ErrUnknown = errors.New("unknown outcome")
 )
@@ -237,6 +258,8 @@ const (
 	stepMendCopies
 	stepMendWrite
 	stepMendSync
+	stepReadObject
+	stepStoreObject
 	// The rounds of package index/repair.
 
 	StepReadCopies
@@ -270,7 +293,7 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
 	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
 	"abort-status", "sync-status", "read-intent", "sync-intent",
-	"mend-words", "mend-copies", "mend-write", "mend-sync",
+	"mend-words", "mend-copies", "mend-write", "mend-sync", "read-object", "store-object",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words",
 	"set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",

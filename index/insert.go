@@ -28,6 +28,7 @@ func (o *Op) lockGroup() Action {
 		if a := o.reserve(); a != 0 {
 			return a
 		}
+	} else if o.Kind == Locate {
 	} else if a := o.prepare(0); a != 0 {
 		return a
 	}
@@ -40,7 +41,7 @@ func (o *Op) lockGroup() Action {
 	if p := o.Route.PG.tail(); p != 0 {
 		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
 	}
-	if o.Kind != Prepare {
+	if o.Kind != Prepare && o.Kind != Locate {
 		o.addRecord(o.Route.PG.Replicas)
 	}
 	return o.post(stepLockGroup)
@@ -157,8 +158,11 @@ func (o *Op) movedUnfinished(g layout.Group) bool {
 
 // midMove waits for a mover to finish group g; a transaction does not, since the mover may wait for it.
 func (o *Op) midMove(g layout.Group) Action {
-	if o.Kind == Prepare {
+	switch o.Kind {
+	case Prepare:
 		return o.finish(ErrMoving)
+	case Locate:
+		return o.finish(ErrKept)
 	}
 	if o.Route.Child == nil {
 		return o.stray(Backoff, g, o.home(), 0)
@@ -250,6 +254,9 @@ func (o *Op) syncStash() Action {
 
 // presentLocked: the key exists at A, so the write is an UPDATE.
 func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
+	if o.Kind == Locate {
+		return o.located(w, &r)
+	}
 	if r.Flags&layout.FlagIntent != 0 {
 		// Nobody waits for a transaction with the lock.
 		o.take(Hint{Word: w, Slot: slot})
@@ -289,6 +296,9 @@ func (o *Op) absentLocked() Action {
 			return o.stray(Backoff, o.groups[2], o.stash(), 0)
 		}
 		return o.unlockAnd(Backoff) // a move of this group is unfinished, or not cleared yet
+	}
+	if o.Kind == Locate {
+		return o.finish(nil)
 	}
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {

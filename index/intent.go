@@ -323,7 +323,7 @@ func (o *Op) gotStands() Action {
 	if o.Kind == Settle {
 		return o.settleCopy()
 	}
-	r, err := layout.ParseRecord(o.met.recs[0])
+	r, err := layout.ParseLinked(o.met.recs[0])
 	if err == nil && (r.Flags&(layout.FlagIntent|layout.FlagChunk) != 0 || o.Kind != Scan &&
 		!bytes.Equal(r.Key, o.Key)) {
 		err = errors.New("names a record of another key, or kind")
@@ -559,7 +559,7 @@ func (o *Op) gotSyncIntent() Action {
 	if o.Accesses[0].Verb == Read {
 		mine, prev := o.met.copies[0], o.met.copies[1]
 		o.met.copyOff = o.Accesses[0].Off
-		if _, err := layout.ParseRecord(prev); err != nil {
+		if _, err := layout.ParseLinked(prev); err != nil {
 			return o.mendSync(o.met.copyOff, mine, prev, func(ruined bool) Action {
 				if !ruined {
 					return o.gotSyncNamed(prev)
@@ -578,7 +578,7 @@ func (o *Op) gotSyncIntent() Action {
 
 // gotSyncNamed goes on with prev at the start of which is the whole record that an intent names.
 func (o *Op) gotSyncNamed(prev []byte) Action {
-	r, err := layout.ParseRecord(prev)
+	r, err := layout.ParseLinked(prev)
 	if err != nil {
 		return o.syncBroken(o.txnError(err))
 	}

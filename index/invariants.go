@@ -22,6 +22,7 @@ func (o *Op) checkRequest() {
 	a(o.Kind.isWork() == (o.Machine != nil), "without a machine, or with one that is not its")
 	a(o.Kind != Modify || o.Modify != nil, "without a function")
 	a(o.Kind.isTxn() == (o.Txn != nil), "without a transaction, or with one that is not its")
+	a(!o.Kind.isTiered() || o.Tiered != nil || o.Kind == Promote, "with nothing to do")
 	a(o.far == nil || o.parent == nil && len(o.chunks) == 0 && o.parts == nil, "with what is left of another one")
 }
 
@@ -58,10 +59,10 @@ func (o *Op) checkAction(act Action) {
 	if o.step == stepCASSlot && act == Post {
 		a(o.deciding && !o.won, "posts its decision and does not know")
 		a(o.x != o.n, "decides on what is there")
-		a(o.Kind.isTxn() || o.Kind == Delete == (o.n.State() == layout.Empty), "decides on a word of the wrong state")
+		a(o.Kind.isTxn() || o.deletes() == (o.n.State() == layout.Empty), "decides on a word of the wrong state")
 		a(o.Kind != Prepare || o.intent.have && o.n.State() == layout.Frozen, "places no intent")
 		a(o.Kind != Decide || o.n.State() == layout.Empty && o.x.State() == layout.Empty, "decides on no status word")
-		a(o.Kind.isTxn() || o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash),
+		a(o.Kind.isTxn() || o.deletes() || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash),
 			"decides on a record that is not its own")
 		a(o.n.State() == layout.Empty || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi),
 			"decides on a place outside the heap")
@@ -86,7 +87,7 @@ func (o *Op) checkAction(act Action) {
 		a(o.lock == 0, "done and keeps the lock")
 		a(!o.won, "done and not published")
 		a(o.far == nil || o.parent == nil, "done and at a child")
-	case Alloc, Grow, Backoff:
+	case Alloc, Grow, Backoff, Fetch, Store:
 		a(o.Kind.isWork() || o.lock == 0, "waits with the lock")
 		a(!o.deciding, "waits undecided")
 	case Refresh: // also if the group is frozen, and the holder of its lock waits with it

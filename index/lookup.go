@@ -107,7 +107,7 @@ func (o *Op) readCandidates(replica uint8) {
 func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, bad int) {
 	bad = -1
 	for i, s := range o.cand {
-		rec, err := layout.ParseRecord(o.recAt(i))
+		rec, err := layout.ParseLinked(o.recAt(i))
 		switch {
 		case err == nil && bytes.Equal(rec.Key, o.Key):
 			return s, o.wordOf(s, 0), rec, true, -1
@@ -238,6 +238,9 @@ func (o *Op) notStashed() Action {
 
 // present acts on the key's record r, found at the tail under w.
 func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
+	if r.Flags&layout.FlagIntent != 0 && o.Kind.isTiered() {
+		return o.finish(ErrKept)
+	}
 	if r.Flags&layout.FlagIntent != 0 {
 		return o.meet(slot, w, &r)
 	}
@@ -269,6 +272,8 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 			return o.finish(ErrConflict)
 		}
 		return o.casDelete()
+	case Demote, Promote, Readdress, Drop:
+		return o.presentTiered(&r)
 	default: // Modify
 		o.Record = r // r itself stays off the heap
 		return o.modify(&o.Record)
@@ -291,6 +296,9 @@ func (o *Op) gotten(r *layout.Record) Action {
 		}
 		return o.finish(nil)
 	}
+	if r.Stub {
+		return o.readObject(r)
+	}
 	if r.Flags&layout.FlagManifest != 0 {
 		return o.readChunks(r.Value)
 	}
@@ -306,7 +314,7 @@ func (o *Op) absent() Action {
 	}
 	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false
 	switch o.Kind {
-	case Get, Exists, Pin, Delete:
+	case Get, Exists, Pin, Delete, Demote, Promote, Readdress, Drop:
 		return o.finish(ErrNotFound)
 	case Put, Prepare:
 		if o.Cond == IfVersion || o.Cond == IfPresent {

@@ -56,10 +56,17 @@ func (o *Op) Next() Action {
 	case Done:
 		o.Waits = 0
 	}
-	if a == Alloc && !o.Kind.isWork() {
-		// While it waits for memory the Op keeps nothing that it has seen, nor
+	switch {
+	case a == Fetch, a == Store, a == Alloc && !o.Kind.isWork():
+		// While it waits for memory, or for a disk, the Op keeps nothing that it has seen, nor
 		// the lock: it would hold back the reclaim epoch that frees memory.
-		o.step = stepStart
+		switch o.step = stepStart; a {
+		case Fetch:
+			o.step = stepReadObject
+			o.Rounds++
+		case Store:
+			o.step = stepStoreObject
+		}
 		o.begin()
 		if o.lock != 0 {
 			o.addUnlock()
@@ -77,6 +84,9 @@ func (o *Op) next() Action {
 	}
 	if o.step > stepStart && o.anyFailed() {
 		return o.fault()
+	}
+	if o.step == stepReadObject && o.rebase {
+		o.judgeObject()
 	}
 	if o.rebase {
 		return o.rebased()
@@ -147,6 +157,11 @@ func (o *Op) next() Action {
 		return o.mending.then(false)
 	case stepMendSync:
 		return o.gotMendSync()
+	case stepReadObject:
+		return o.gotObject()
+	case stepStoreObject:
+		o.step = stepStart
+		return o.start()
 	}
 	if o.Machine != nil {
 		return o.Machine.Next()
@@ -375,6 +390,9 @@ func (o *Op) dispatch() Action {
 		o.Route, o.child = *c, c.Shard
 	}
 	hinted = hinted && h.Shard == o.Route.Shard && h.Leads(&o.Route)
+	if o.Kind.isTiered() {
+		return o.beginTiered(h, hinted)
+	}
 	switch o.Kind {
 	case Prepare:
 		return o.beginTxn(h, hinted)

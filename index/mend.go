@@ -112,10 +112,10 @@ func (o *Op) gotMendCopies() Action {
 // lacking.
 func (o *Op) goodRecord(w layout.Word, slot uint8) func(b []byte) []byte {
 	return func(b []byte) []byte {
-		r, err := layout.ParseRecord(b)
+		r, err := layout.ParseLinked(b)
 		if err != nil && o.Key != nil {
 			if b = slices.Clone(b); layout.MendKey(b, o.Key) {
-				r, err = layout.ParseRecord(b)
+				r, err = layout.ParseLinked(b)
 			}
 		}
 		if err != nil || r.Flags&layout.FlagChunk != 0 || !o.belongs(r.Key, w, slot) {
@@ -140,7 +140,7 @@ func (o *Op) mendCandidate(i int, then func() Action) Action {
 	return o.mend(mending{slot: slot, word: w, off: w.Off(), into: o.recAt(i), good: o.goodRecord(w, slot),
 		then: func(gone bool) Action {
 			if gone {
-				_, err := layout.ParseRecord(o.recAt(i))
+				_, err := layout.ParseLinked(o.recAt(i))
 				o.ruins = append(o.ruins, o.ruinOf(w, err))
 			}
 			return then()
@@ -253,7 +253,7 @@ func (o *Op) mendSync(off uint64, mine, prev []byte, then func(ruined bool) Acti
 
 // isWhole reports whether a record is at the start of b, whosever it is.
 func isWhole(b []byte) bool {
-	_, err := layout.ParseRecord(b)
+	_, err := layout.ParseLinked(b)
 	return err == nil
 }
 
@@ -261,7 +261,7 @@ func (o *Op) gotMendSync() Action {
 	m := &o.mending
 	var good []byte
 	whole := func(b []byte) []byte {
-		r, err := layout.ParseRecord(b)
+		r, err := layout.ParseLinked(b)
 		if err != nil {
 			return nil
 		}

@@ -11,6 +11,9 @@ func (o *Op) modify(cur *layout.Record) Action {
 	if cur != nil && o.isExpired(&cur.RecordHeader) {
 		cur = nil
 	}
+	if cur != nil && cur.Stub && !o.Keeps && !o.holds(cur) {
+		return o.readObject(cur)
+	}
 	if cur != nil && cur.Flags&layout.FlagManifest != 0 {
 		// The whole value is needed; the caller reads chunks into Parts first.
 		if len(o.need().parts) == 0 {
@@ -33,7 +36,10 @@ func (o *Op) modify(cur *layout.Record) Action {
 		return o.finish(err)
 	}
 	o.dropPlace()
-	o.Value, o.Flags, o.Expiry = v, flags, exp
+	o.Value, o.Flags, o.Expiry, o.stub = v, flags, exp, cur != nil && cur.Stub
+	if o.stub {
+		o.Value, o.Flags = bytes.Clone(cur.Value), cur.Flags
+	}
 	if o.x != 0 {
 		return o.update()
 	}

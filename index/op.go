@@ -26,6 +26,7 @@ type Op struct {
 	Part      *Part      // of a Get that wants a part of the value, or a Put of one; else nil
 	Machine   Machine    // of a janitor's kinds
 	Txn       *Txn       // of a transaction's kinds, in part an answer
+	Tiered    *Tiered    // of a tier's kinds, in part an answer
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
 	// layout.MaxRecordSize.
 	Whole uint32
@@ -40,6 +41,9 @@ type Op struct {
 	Patience int8
 	Kind     Kind // never 0
 	Cond     Cond // of a Get, Put, Delete or Prepare
+	// Keeps, of a Modify: the function changes the expiry alone. It may be given a stub, whose value nobody reads then.
+	// The flags and the value that it returns do not count, and a stub stays one.
+	Keeps bool
 	// Flags of the record written, of layout.FlagsOfValue. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
@@ -66,6 +70,7 @@ type Op struct {
 	noteRead  bool               // word 2 has the access word, or will; false: a new key has none
 	astray    bool               // what Astray reports; each Next begins with false
 	unlinked  bool               // x's place has been handed over, which happens once
+	stub      bool               // what a Modify writes is a stub
 	sureChild bool               // the move of child's group is complete: the child may take inserts
 	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
 	child     uint32             // shard id of the child that the key was followed to, or 0
@@ -169,6 +174,10 @@ type far struct {
 	hides   error   // a ruined record that may have been the Op's key's: the key counts as absent to nobody
 	syncRaw bool    // the record under sync is ruined, and is copied as it is
 
+	// The tier.
+	Object  Object // the exchange of Fetch
+	reading reading
+
 	// Transactions.
 	fixed         uint64  // region offset of the word under change if that is a status word; else 0
 	met           meeting // the intent that was met last
@@ -261,7 +270,8 @@ func (o *Op) Rebase() {
 // MapVersion is the oldest map that the Op still acts by. ok is false while it acts by none: it will ask for its
 // route before its next access. Then nothing that it posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
-	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 || o.deciding || o.won
+	bound := o.step > stepStart && o.step < stepDone && !o.step.holdsNothing() || o.adrift ||
+		o.lock != 0 || o.deciding || o.won
 	return o.Route.MapVersion, bound && o.Route.PG != nil
 }
 
@@ -311,7 +321,7 @@ func (o *Op) Fail(err error) Action {
 	if o.adrift || o.anyFailed() {
 		o.leakOwn() // a WRITE may still land there
 	}
-	if o.step == stepStart {
+	if o.step == stepStart || o.step.holdsNothing() {
 		o.keepLock() // the caller has not posted what came with the last action
 	}
 	o.Accesses = o.Accesses[:0]

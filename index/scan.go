@@ -27,6 +27,7 @@ type Page struct {
 	Images  bool // show the Env the groups, and find no records: a READ of each segment at its reader
 
 	// Answer. Found aliases the Op's buffers.
+	// The Value of a Stub is none of the user's.
 	Found []layout.Record
 	// Corrupt says what of the page could not be read, nil if nothing: Found is the rest.
 	Corrupt error
@@ -180,7 +181,7 @@ func (o *Op) gotScanRecords() Action {
 	o.Scan.Found, o.met.list = o.Scan.Found[:0], o.met.list[:0]
 	o.syncBase = 0
 	for i, at := range o.onPage {
-		r, err := layout.ParseRecord(o.recAt(i))
+		r, err := layout.ParseLinked(o.recAt(i))
 		if err != nil && o.ruinUnder(at.word) == nil {
 			return o.mendOnPage(i, err)
 		}

@@ -50,7 +50,7 @@ func (o *Op) published() Action {
 	if o.Kind.isTxn() {
 		return o.publishedTxn()
 	}
-	if o.Kind == Delete {
+	if o.deletes() {
 		o.env.Forget(o)
 	} else {
 		o.Version = o.version
@@ -65,6 +65,10 @@ func (o *Op) published() Action {
 }
 
 func (o *Op) decided() Action {
+	if o.deletes() && o.Kind != Delete && o.Kind != Drop {
+		o.won = false
+		return o.dropped()
+	}
 	if o.Kind == Delete && o.expired {
 		return o.finish(ErrNotFound)
 	}
@@ -160,7 +164,7 @@ func (o *Op) syncNext() Action {
 		}
 		return o.post(stepSyncVerify)
 	case stepSyncVerify:
-		if _, err := layout.ParseRecord(o.syncRecs[1]); err != nil {
+		if _, err := layout.ParseLinked(o.syncRecs[1]); err != nil {
 			return o.mendSync(o.syncB.Off(), o.syncRecs[0], o.syncRecs[1], func(ruined bool) Action {
 				if o.syncRaw = ruined; ruined {
 					return o.syncCAS(isWhole(o.syncRecs[0])) // else it is as bad already

@@ -39,6 +39,8 @@ import (
 //	route off|on          whether the map has an active placement group
 //	corrupt k [r=N] [key] flip a bit of the key's value, or of the key, on every replica or on one
 //	twice k               the key's word is in another slot of its group, too
+//	lose                  objects are not where they were
+//	volume n away|lost    a volume is out of reach, or given up
 //	recall n              extent n is recalled
 //	show                  what the replicas hold
 func TestTraces(t *testing.T) {
@@ -214,6 +216,12 @@ func (w *world) command(d *datadriven.TestData) (string, error) {
 				w.region[r][x.Off()+at] ^= 1
 			}
 		}
+	case "lose":
+		clear(w.objects)
+	case "volume":
+		var id uint32
+		_, _ = fmt.Sscan(arg(0), &id)
+		w.volumes[id] = map[string]index.VolumeState{"away": index.VolumeAway, "lost": index.VolumeLost}[arg(1)]
 	case "twice":
 		for r := range w.pg.Replicas {
 			if g, i, x, ok := w.find(r, arg(0)); ok {

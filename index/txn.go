@@ -317,7 +317,7 @@ func (o *Op) settleEmpty() Action {
 
 // settleCopy puts the record before, just read, in place of an aborted intent.
 func (o *Op) settleCopy() Action {
-	r, err := layout.ParseRecord(o.met.recs[0])
+	r, err := layout.ParseLinked(o.met.recs[0])
 	if err == nil {
 		return o.settleBytes(o.met.recs[0][:layout.RecordLen(len(r.Key), len(r.Value))], r.Version)
 	}

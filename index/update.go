@@ -22,7 +22,7 @@ func (o *Op) prepare(least uint64) Action {
 		return 0
 	}
 	value, flags := o.Value, o.Flags&layout.FlagsOfValue
-	if o.inChunks() {
+	if o.inChunks() && !o.stub {
 		if a := o.prepareChunks(); a != 0 {
 			return a
 		}
@@ -45,7 +45,7 @@ func (o *Op) prepare(least uint64) Action {
 	}
 	o.flags = flags
 	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Pinned: o.Pinned,
-		Writer: o.env.Session()}, value, flags&layout.FlagManifest == 0 && o.isApart(n))
+		Writer: o.env.Session(), Stub: o.stub}, value, flags&layout.FlagManifest == 0 && !o.stub && o.isApart(n))
 	o.prepared, o.written = true, 0
 	return 0
 }
@@ -118,7 +118,7 @@ func (o *Op) casSlot() Action {
 	way := o.hinted()
 	o.Accesses = way.Swing(o.Accesses)
 	switch {
-	case o.Kind == Delete, o.Kind.isTxn():
+	case o.deletes(), o.Kind.isTxn(), o.Kind.isTiered():
 		o.noting = false
 	case o.x.State() == layout.Empty:
 		o.noting, o.noteRead = o.Route.PG.Notes(), false
@@ -155,6 +155,9 @@ func (o *Op) casDone() Action {
 	}
 	if o.Kind == Settle || o.Kind == Decide {
 		return o.lostTxn(found)
+	}
+	if o.Kind.isTiered() || o.deletes() && o.Kind != Delete {
+		return o.lostTiered()
 	}
 	return o.lost(found)
 }
@@ -207,7 +210,7 @@ func (o *Op) lookAgain() Action {
 }
 
 func (o *Op) gotLost() Action {
-	r, err := layout.ParseRecord(o.rec)
+	r, err := layout.ParseLinked(o.rec)
 	if err != nil || !bytes.Equal(r.Key, o.Key) {
 		return o.lookAgain()
 	}

@@ -128,7 +128,7 @@ func (o *Op) readBatch(list []*item, size func(*item) int) (n int) {
 // parseOf parses the record that it names, not a chunk. Bytes of remote memory are hostile until this has checked
 // them (I14); the error says where they are.
 func (o *Op) parseOf(it *item, b []byte) (layout.Record, error) {
-	r, err := layout.ParseRecord(b)
+	r, err := layout.ParseLinked(b)
 	if err == nil && r.Flags&layout.FlagChunk != 0 {
 		err = &layout.CorruptError{What: "record", Off: 10, Check: "chunk named by a slot", Got: uint64(r.Flags)}
 	}

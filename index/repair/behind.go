@@ -121,7 +121,7 @@ func (o *Op) verifyBehind(k uint8, lags []lag, left []wordRef, then func(left []
 		plain := up[:0]
 		for _, l := range up {
 			if l.mine != nil {
-				r, err := layout.ParseRecord(l.prev)
+				r, err := layout.ParseLinked(l.prev)
 				if more := layout.FlagManifest | layout.FlagIntent; err != nil || r.Flags&more != 0 {
 					left = append(left, l.wordRef)
 					continue

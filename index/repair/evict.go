@@ -47,7 +47,7 @@ func (o *Op) startEvict() index.Action {
 		g := &w.evicts[i]
 		g.off = off
 		o.Add(index.Access{Verb: index.Read, Space: index.Index, Off: off, Buf: g.words})
-		if pg.AccessOff != 0 && o.Work.Only == nil {
+		if pg.Cache && o.Work.Only == nil {
 			if g.access == nil {
 				g.access = o.Buf(layout.GroupSize)
 			}
@@ -55,7 +55,7 @@ func (o *Op) startEvict() index.Action {
 				Buf: g.access})
 		}
 	}
-	if pg.AccessOff == 0 {
+	if !pg.Cache {
 		return o.await(index.StepSampleGroups, o.evictExpired)
 	}
 	return o.await(index.StepSampleGroups, o.evictChosen)
@@ -87,7 +87,7 @@ func (o *Op) evictable() (list []*item) {
 				continue
 			}
 			it := &item{wordRef: ref, x: x, mine: true}
-			if o.Route.PG.AccessOff != 0 && o.Work.Only == nil {
+			if o.Route.PG.Cache && o.Work.Only == nil {
 				if a := layout.AccessWord(layout.Group(g.access).Slot(j)); a.Of(x) {
 					it.evicted.Access = a
 				}

@@ -90,7 +90,7 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			if good == nil {
 				continue
 			}
-			rec, _ := layout.ParseRecord(good)
+			rec, _ := layout.ParseLinked(good)
 			o.noteKey(it.wordRef, rec.Key)
 			if rec.Flags&layout.FlagIntent != 0 {
 				if err := o.noteIntent(it, &rec); err != nil {

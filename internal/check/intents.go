@@ -30,7 +30,7 @@ func (k *checker) intent(a Array, s Slot, r *layout.Record) (problem string, err
 		if err != nil {
 			return "", err
 		}
-		x, err := layout.ParseRecord(b)
+		x, err := layout.ParseLinked(b)
 		switch {
 		case err != nil:
 			return fmt.Sprintf("an intent; the record %s at %#x: %v", what, w.Off(), err), nil

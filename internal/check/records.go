@@ -133,7 +133,7 @@ func (k *checker) record(r Array, segment uint64, s Slot, overflow *[layout.Segm
 // judgeRecord checks one record; problem says what is wrong with it.
 func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) (key []byte,
 	problem string, err error) {
-	r, err := layout.ParseRecord(s.Rec)
+	r, err := layout.ParseLinked(s.Rec)
 	if err != nil {
 		return nil, err.Error(), nil
 	}

@@ -74,6 +74,8 @@ type Options struct {
 	MostHolds int
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
+	// Objects is the tier, nil: the namespace has none.
+	Objects Objects
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
 	WillWait func(context.Context)
 	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit. Hinted ones
@@ -716,7 +718,7 @@ func (c *Core) Idle(pg uint32, coming uint64) bool {
 		return false
 	}
 	p := v.PG(pg)
-	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
+	return p.Cache && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 
 // exhausted is the number that the next renewal was to have when the directory last had no memory of pg, or 0.

@@ -197,7 +197,7 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size ui
 // alloc takes a place of so many units, or, from a cache that gets no more memory, a
 // larger one.
 func (l *Lane) alloc(m *laneMem, pg *index.PG, units uint32) (heap.Place, bool) {
-	if pg.AccessOff == 0 || !l.core.Exhausted(pg.ID) {
+	if !pg.Cache || !l.core.Exhausted(pg.ID) {
 		return m.cache.AllocReusing(&m.limbo, m.ready, units)
 	}
 	p, ok := m.cache.AllocStocked(&m.limbo, m.ready, units)

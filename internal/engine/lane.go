@@ -181,8 +181,8 @@ func (l *Lane) Performed() (n uint64) {
 // Oldest is the least reclaim epoch at the start of an operation under way.
 func (l *Lane) Oldest() (epoch uint64, ok bool) {
 	for _, t := range l.active {
-		if t.want == index.Alloc && t.state == taskWaiting {
-			continue // begins when there is memory
+		if t.want == index.Alloc && t.state == taskWaiting || t.waitsForDisk() {
+			continue // begins when there is memory, or what the disk has
 		}
 		if !ok || t.epoch < epoch {
 			epoch, ok = t.epoch, true

@@ -19,6 +19,7 @@ type Op struct {
 	Cond      index.Cond
 	Flags     layout.RecordFlags
 	over      bool  // finished
+	Keeps     bool  // the request's, as in index.Op
 	lane      uint8 // in batch.spread: the number of its lane
 	Key       []byte
 	Value     []byte

@@ -131,6 +131,7 @@ func (l *Lane) startFor(op *Op, t *Task) {
 	o := &t.Op
 	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash,
 		op.Check
+	o.Keeps = op.Keeps
 	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan,
 		op.Raw, op.Machine, op.Txn
 	o.Part, o.Pinned = op.Part, op.Pinned

@@ -29,6 +29,7 @@ const (
 // rig is a session with one lane, and memory nodes 1 to n that hold placement group 1,
 // which has one shard of one segment. The lane's WRs take effect when the test says.
 type rig struct {
+	disk   disk
 	looks  int // at a clock
 	atLook func()
 	closed bool
@@ -133,7 +134,7 @@ func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
 	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16,
 		Devices: []*rdma.Device{r.dev},
 		Hash:    func(key []byte) uint64 { return rigHash(string(key)) },
-		Control: r, SlabTasks: 8, Nanos: func() int64 {
+		Control: r, Objects: &r.disk, SlabTasks: 8, Nanos: func() int64 {
 			r.looks++
 			if r.atLook != nil {
 				r.atLook()

@@ -82,6 +82,7 @@ type Task struct {
 	wakeAt   int64
 	events   uint64
 	want     index.Action
+	disk     bool   // it waits for an answer of Objects, and for nothing else
 	buf      []byte // this task's registered slot
 	used     int
 	lkeys    []uint64
@@ -182,7 +183,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.Op.Reset()
 	t.gen++
 	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved,
-		t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
+		t.missed, t.disk = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0, false
 	t.astray, t.flight, t.learnt, t.Filler = astray{}, nil, index.Hint{}, nil
 	l.idle = append(l.idle, t)
 }
@@ -215,6 +216,8 @@ func (l *Lane) wakeWaiting() (moved bool) {
 		case t.Deadline != 0 && now >= t.Deadline:
 			l.failWaiting(t)
 			moved = true
+		case t.disk:
+			keep = append(keep, t)
 		case t.events != l.events || t.wakeAt != 0 && now >= t.wakeAt:
 			t.state = taskReady
 			l.ready = append(l.ready, t)
@@ -246,6 +249,8 @@ func (l *Lane) failWaiting(t *Task) {
 		l.finish(t, fmt.Errorf("%w: shard %d is full and was not split", ErrTimeout, t.Op.Route.Shard))
 	case index.Reconnect:
 		l.finish(t, ErrNoConn)
+	case index.Fetch:
+		l.finish(t, fmt.Errorf("%w: %w", ErrTimeout, index.ErrTier))
 	case index.AskFenced:
 		l.finish(t, fmt.Errorf("%w: insert lock held by session %d", ErrTimeout, t.Op.LockOwner))
 	default:
@@ -279,7 +284,7 @@ func remove(list *[]*Task, t *Task) {
 
 // advance obeys the Op until it has to wait.
 func (l *Lane) advance(t *Task) {
-	if t.want == index.Alloc {
+	if t.want == index.Alloc || t.want == index.Fetch || t.want == index.Store {
 		t.epoch = l.core.epoch.Load()
 	}
 	if t.want == index.Reconnect && !l.reconnected(t) {
@@ -334,7 +339,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		if t.starved == 0 {
 			t.starved, t.missed = sent+1, l.core.opts.Nanos()
 			l.Stats.MemoryWaits++
-		} else if released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
+		} else if released > t.starved+1 && !t.Op.Route.PG.Cache {
 			// All that was in limbo has come back.
 			if err := l.core.NoMemory(pg, t.starved, t.missed, t.Deadline != 0); err != nil {
 				l.finish(t, err)
@@ -346,7 +351,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		l.park(t, a, 0)
 	case index.Grow:
 		shard := t.Op.Route.Shard
-		cache := t.Op.Route.PG.AccessOff != 0
+		cache := t.Op.Route.PG.Cache
 		if cache {
 			home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Segments)
 			l.core.opts.Control.WantRoom(t.Op.Route.PG.ID, t.Op.Route.ShardOff+home, t.Op.Route.ShardOff+stash)
@@ -361,6 +366,8 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		l.postNoWait(t)
 		l.core.opts.Control.WantSplit(shard)
 		l.park(t, a, max(backoff(t.Op.Waits), 1e6))
+	case index.Fetch, index.Store:
+		l.askDisk(t, a)
 	case index.Refresh:
 		v := uint64(0)
 		if view := l.view; view != nil {

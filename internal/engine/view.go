@@ -105,6 +105,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			n.GetLostVersion(), false}
 	}
 	var payload uint32
+	cache := false
 	for _, n := range m.GetNamespaces() {
 		if n.GetId() != namespace {
 			continue
@@ -113,6 +114,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			return nil, fmt.Errorf("map %d: chunks of %d bytes, want at most %d", m.GetVersion(), payload,
 				layout.ChunkPayload)
 		}
+		cache = n.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE
 	}
 	pgs := make(map[uint32]*PG)
 	var list []*PG
@@ -125,7 +127,8 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			return nil, fmt.Errorf("map %d: placement group %d with %d members", m.GetVersion(), p.GetId(), n)
 		}
 		pg := &PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(n), Joining: p.GetJoining(),
-			Generation: p.GetGeneration(), ChunkPayload: payload, Recalled: p.GetRecalled()},
+			Generation: p.GetGeneration(), ChunkPayload: payload, Recalled: p.GetRecalled(),
+			Cache: cache && p.GetAccessBytes() != 0},
 			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, Frozen: p.GetState() == dirpb.PGState_PG_FROZEN,
 			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes(), AccessBytes: p.GetAccessBytes()}
 		for _, mb := range p.GetMembers() {

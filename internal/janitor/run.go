@@ -334,7 +334,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 // for somebody who says that the record is lost.
 func (r *runner) forget(ctx context.Context, c *client.Client, v *engine.View, job *dirpb.Job, works []*repair.Work,
 	report *dirpb.JobReport) error {
-	if v.PGs[job.GetPgId()].AccessOff == 0 {
+	if !v.PGs[job.GetPgId()].Cache {
 		return nil
 	}
 	at := slices.IndexFunc(v.Shards, func(s engine.Shard) bool { return s.ID == job.GetShardId() })

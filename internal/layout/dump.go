@@ -167,10 +167,13 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 	d.field(0, 8, "version", "%d", d.u64(0))
 	d.field(8, 2, "klen", "%d", keyLen)
 	d.field(10, 1, "flg", "%s", flags)
-	if h.Pinned != 0 {
+	switch {
+	case h.Pinned != 0:
 		d.field(11, 1, "fmt", "%d, pinned until %s", d.u64n(11, 1),
 			time.Unix(int64(h.Pinned), 0).UTC().Format("2006-01-02T15:04:05Z"))
-	} else {
+	case h.Stub:
+		d.field(11, 1, "fmt", "%d, a stub", d.u64n(11, 1))
+	default:
 		d.field(11, 1, "fmt", "%d", d.u64n(11, 1))
 	}
 	d.field(12, 4, "vlen", "%d", valueLen)
@@ -189,8 +192,10 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 	if keyLen > 0 {
 		d.text(RecordHeaderSize, keyLen, "key")
 	}
-	r, err := ParseRecord(b)
+	r, err := ParseLinked(b)
 	switch {
+	case err == nil && r.Stub:
+		d.stub(RecordHeaderSize+keyLen, &r)
 	case err == nil && r.Flags&FlagManifest != 0:
 		d.manifest(RecordHeaderSize+keyLen, r.Value)
 	case err == nil && r.Flags&FlagIntent != 0:
@@ -226,6 +231,23 @@ func (d *dumper) manifest(off int, v []byte) {
 	for i, c := range m.Chunks {
 		d.field(off+manifestHeaderSize+8*i, 8, fmt.Sprintf("chunk %d", i), "u%d v%d %dB at %#x",
 			c.Unit, c.Ver, SizeOf(c.Code), uint64(c.Unit)*UnitSize)
+	}
+}
+
+func (d *dumper) stub(off int, r *Record) {
+	s, _ := r.Object() // ParseLinked has checked it
+	d.field(off, 8, "version", "object of version %d", s.Version)
+	d.field(off+8, 4, "len", "%d bytes in the tier", s.Len)
+	d.field(off+12, 4, "vlen", "%d bytes of value", s.ValueLen)
+	d.field(off+16, 4, "CRC", "%#08x in the object", s.Sum)
+	d.field(off+20, 1, "n", "%d copies", s.Copies)
+	d.field(off+21, 1, "long", "%t", s.Long)
+	d.field(off+22, 2, "zero", "")
+	for i, c := range s.At[:s.Copies] {
+		d.field(off+StubLen(i), objectAtSize, fmt.Sprintf("copy %d", i), "volume %d at %#x", c.Volume, c.At)
+	}
+	if t := r.Tail(); len(t) > 0 {
+		d.text(off+StubLen(int(s.Copies)), len(t), "tail")
 	}
 }
 

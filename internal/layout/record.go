@@ -61,13 +61,13 @@ func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask 
 //
 //	version  the user's compare-and-swap token
 //	flg      RecordFlags, the value's Type among them; reserved bits are zero
-//	fmt      FormatVersion, or FormatPinned
+//	fmt      FormatVersion, FormatPinned or FormatStub
 //	expiry   Unix milliseconds; 0 = none
 //	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
 //	writer   session that wrote it
 //
 // With FormatPinned the upper 10 bits of vlen and the upper 22 of expiry are Pinned's lower and upper bits. It is not
-// 0. No other byte has another meaning. Chunks and intents have FormatVersion.
+// 0. No other byte has another meaning. Chunks and intents have FormatVersion. With FormatStub the value is a Stub.
 //
 // A reader can see a record half written, or of the place's other life; the CRC,
 // the whole key and the slot word together tell.
@@ -80,6 +80,8 @@ type RecordHeader struct {
 	Writer   uint32
 	// Pinned, if not 0, is until when eviction passes over the record, in Unix seconds.
 	Pinned uint32
+	// Stub: the value is a Stub. A stub is not pinned.
+	Stub bool
 }
 
 const (
@@ -147,7 +149,10 @@ func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 	b[10] = byte(h.Flags)
 	b[11] = FormatVersion
 	n, expiry := uint32(valueLen), h.Expiry
-	if h.Pinned != 0 {
+	switch {
+	case h.Stub:
+		b[11] = FormatStub
+	case h.Pinned != 0:
 		b[11] = FormatPinned
 		n |= h.Pinned << pinnedLenBits
 		expiry = min(expiry, MaxPinnedExpiry) | uint64(h.Pinned>>(32-pinnedLenBits))<<pinnedExpiryBits
@@ -196,7 +201,10 @@ func HeadOf(b []byte) (h RecordHeader) {
 	h.Version, h.KeyLen = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint16(b[8:])
 	h.Flags, h.Writer = RecordFlags(b[10]), binary.LittleEndian.Uint32(b[28:])
 	h.ValueLen, h.Expiry = binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
-	if b[11] == FormatPinned {
+	switch b[11] {
+	case FormatStub:
+		h.Stub = true
+	case FormatPinned:
 		h.Pinned = h.ValueLen>>pinnedLenBits | uint32(h.Expiry>>pinnedExpiryBits)<<(32-pinnedLenBits)
 		h.ValueLen &= 1<<pinnedLenBits - 1
 		h.Expiry &= 1<<pinnedExpiryBits - 1
@@ -208,7 +216,7 @@ func HeadOf(b []byte) (h RecordHeader) {
 func (r *RecordHeader) EncodedLen() int { return RecordLen(int(r.KeyLen), int(r.ValueLen)) }
 
 // ParseRecord checks and parses the record at the start of b. b may be longer
-// than the record. Errors are *CorruptError; they are ordinary while the bytes
+// than the record. A stub is refused: see [ParseLinked]. Errors are *CorruptError; they are ordinary while the bytes
 // race with a writer.
 func ParseRecord(b []byte) (Record, error) {
 	var r Record
@@ -220,6 +228,18 @@ func ParseRecord(b []byte) (Record, error) {
 
 // Parse is [ParseRecord] where r is already. After an error r means nothing.
 func (r *Record) Parse(b []byte) error {
+	if err := r.parse(b); err != nil || !r.Stub {
+		return err
+	}
+	return refuseStub(b)
+}
+
+// refuseStub is for who asks for a record, and has no use for a stub.
+func refuseStub(b []byte) error {
+	return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
+}
+
+func (r *Record) parse(b []byte) error {
 	if len(b) < RecordHeaderSize {
 		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
 	}
@@ -251,12 +271,15 @@ func (r *Record) ParseApart(head, value []byte, crc uint32) error {
 	if want := binary.LittleEndian.Uint32(head[24:]); crc != want {
 		return corrupt("record", 24, "CRC-32C", uint64(crc), uint64(want), head)
 	}
+	if r.Stub {
+		return refuseStub(head)
+	}
 	r.Key, r.Value = head[RecordHeaderSize:len(head):len(head)], value
 	return r.checkHead(head)
 }
 
 // ParseHead is [Record.Parse] for the start of a record in a place of n bytes: b has the header and the key at least.
-// Value is nil. The CRC is not looked at, since it covers the value.
+// Value is nil. It may be a stub, whose head tells as much. The CRC is not looked at, since it covers the value.
 func (r *Record) ParseHead(b []byte, n int) error {
 	if len(b) < RecordHeaderSize {
 		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
@@ -273,10 +296,12 @@ func (r *Record) ParseHead(b []byte, n int) error {
 // checkHead checks what HeadOf has made of the header at the start of b.
 func (r *Record) checkHead(b []byte) error {
 	switch {
-	case b[11] != FormatVersion && b[11] != FormatPinned:
+	case b[11] == 0 || b[11] > FormatStub:
 		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
 	case b[11] == FormatPinned && (r.Pinned == 0 || r.Flags&(FlagIntent|FlagChunk) != 0):
 		return corrupt("record", 11, "pinned until, of flags", uint64(r.Pinned), uint64(r.Flags), b)
+	case r.Stub && r.Flags&^FlagsOfValue != 0:
+		return corrupt("record", 10, "flags of a stub", uint64(r.Flags), 0, b)
 	case r.Flags&recordFlagsRsv != 0:
 		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
 	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
@@ -313,8 +338,8 @@ func MendKey(b, key []byte) bool {
 	old := append([]byte(nil), b[:RecordHeaderSize+len(key)]...)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	copy(b[RecordHeaderSize:], key)
-	for _, b[11] = range []byte{FormatVersion, FormatPinned} {
-		if _, err := ParseRecord(b); err == nil {
+	for _, b[11] = range []byte{FormatVersion, FormatPinned, FormatStub} {
+		if _, err := ParseLinked(b); err == nil {
 			return true
 		}
 	}

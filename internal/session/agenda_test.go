@@ -34,6 +34,8 @@ type agenda struct {
 	t    *testing.T
 	core *engine.Core
 	now  int64
+	// mode is the namespace's in maps to come.
+	mode dirpb.NamespaceMode
 	// broken is what the directory should not have sent.
 	broken []error
 	// missed counts the connections that the lane has said it misses.
@@ -94,7 +96,8 @@ func group(id, generation uint32) *dirpb.PlacementGroup {
 // install installs a map with these placement groups, and its lane sees it.
 func (a *agenda) install(version uint64, pgs ...*dirpb.PlacementGroup) {
 	a.t.Helper()
-	v, err := engine.ViewOf(&dirpb.Map{Version: version, Pgs: pgs}, 1)
+	v, err := engine.ViewOf(&dirpb.Map{Version: version, Pgs: pgs,
+		Namespaces: []*dirpb.Namespace{{Id: 1, Mode: a.mode}}}, 1)
 	if err != nil {
 		a.t.Fatal(err)
 	}

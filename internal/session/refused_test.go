@@ -68,12 +68,17 @@ func TestAgendaRefused(t *testing.T) {
 	fails("nothing ahead", "")
 }
 
-// A cache waits rather than evict while half of all its memory is on its way. A store is told.
+// A cache waits rather than evict while half of all its memory is on its way. A store is told, also one that has access
+// words.
 func TestAgendaIdleCache(t *testing.T) {
-	for _, cache := range []bool{false, true} {
+	for i, cache := range []bool{false, false, true} {
 		a := newAgenda(t)
 		pg, half := group(1, 1), uint64(heapHi-heapLo)/2
+		a.mode = dirpb.NamespaceMode_NAMESPACE_STORE
 		if cache {
+			a.mode = dirpb.NamespaceMode_NAMESPACE_CACHE
+		}
+		if i > 0 {
 			pg.AccessBytes, half = layout.RegionPageSize, uint64(heapHi-2*heapLo)/2
 		}
 		a.install(3, pg)
@@ -81,7 +86,8 @@ func TestAgendaIdleCache(t *testing.T) {
 		for _, coming := range []uint64{half, half - 1} {
 			a.refuse(a.wants(10), coming, "")
 			if got, want := a.core.Exhausted(1), !cache || coming < half; got != want {
-				t.Errorf("cache %v, %d of %d units coming: exhausted %v", cache, coming, 2*half, got)
+				t.Errorf("cache %v, access words of %d bytes, %d of %d units coming: exhausted %v", cache,
+					pg.AccessBytes, coming, 2*half, got)
 			}
 			a.now += pause
 		}

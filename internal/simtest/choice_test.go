@@ -30,6 +30,7 @@ const (
 	chBegin
 	chBeginTwo
 	chRelease
+	chDisk
 	chLearn
 	chRenewSend
 	chRenewServe
@@ -62,6 +63,9 @@ const (
 	chLate
 	chLateReply
 	chRot
+	chDiskFails
+	chObjectLost
+	chGiveUp
 )
 
 // choice is something that may happen next; c is a client, or -1.
@@ -114,13 +118,19 @@ func (ch choice) String() string {
 		return "another directory node leads"
 	case chClock:
 		return "the clock moves on"
+	case chObjectLost:
+		return fmt.Sprintf("object %d is lost", ch.n)
+	case chGiveUp:
+		return "the volume is given up"
 	}
 	return fmt.Sprintf("c%d %s", ch.c, names[ch.kind])
 }
 
 var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job",
 	chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two", chRelease: "releases",
-	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served",
+	chDisk:      "has its disk answer",
+	chDiskFails: "does not reach its disk",
+	chLearn:     "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served",
 	chRenewReply: "renewal answered",
 	chResume:     "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses",
 	chFailBefore: "fails before", chFailAfter: "fails after",
@@ -278,6 +288,12 @@ func (w *World) enabledOps(c *cl) {
 	if len(c.watched) > 0 {
 		w.put(choice{kind: chRelease, c: c.i})
 	}
+	if len(c.disk) > 0 {
+		w.put(choice{kind: chDisk, c: c.i})
+		if w.tier.fails < w.cfg.DiskFails {
+			w.put(choice{kind: chDiskFails, c: c.i})
+		}
+	}
 	if w.cfg.Cache && c.mustEvict() {
 		w.put(choice{kind: chEvict, c: c.i})
 	}
@@ -429,6 +445,17 @@ func (w *World) enabledWorld() {
 	if w.silent() {
 		w.put(choice{kind: chTick, c: -1})
 	}
+	if w.setup {
+		return
+	}
+	for i, x := range w.tier.objects {
+		if x.bytes != nil && w.tier.dropped < cfg.Lost {
+			w.put(choice{kind: chObjectLost, c: -1, n: uint32(i)})
+		}
+	}
+	if w.tier.dropped < cfg.GivenUp && len(w.tier.objects) > 0 {
+		w.put(choice{kind: chGiveUp, c: -1})
+	}
 }
 
 // invisible reports that nobody can tell when ch happens, so that only one order
@@ -465,14 +492,14 @@ func (w *World) do(ch choice) {
 	w.step++
 	for _, o := range w.cls {
 		for _, r := range o.run {
-			if r.t.Waiting() == index.Alloc {
+			if a := r.t.Waiting(); a == index.Alloc || a == index.Fetch || a == index.Store {
 				r.start = w.step // begins when there is memory
 			}
 		}
 	}
 	switch ch.kind {
-	case chBegin, chBeginTwo, chRelease, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork,
-		chGone, chLearn, chResume:
+	case chBegin, chBeginTwo, chRelease, chDisk, chDiskFails, chEvict, chWake, chConnect, chGrant, chGranted,
+		chAskSplit, chClaim, chWork, chGone, chLearn, chResume:
 		c.doOwn(ch)
 	case chRenewSend, chRenewServe, chRenewReply, chLose, chLate, chLateReply:
 		c.doRenewal(ch)
@@ -506,6 +533,8 @@ func (c *cl) doOwn(ch choice) {
 		c.beginTwo()
 	case chRelease:
 		c.unwatch()
+	case chDisk, chDiskFails:
+		c.serveDisk(ch.kind == chDiskFails)
 	case chEvict:
 		c.evictForNeed()
 	case chWake:
@@ -630,6 +659,10 @@ func (w *World) doShared(c *cl, ch choice) {
 		w.fire(c, ch.ev)
 	case chClock:
 		w.passExpiry()
+	case chObjectLost:
+		w.loseObjects(int(ch.n))
+	case chGiveUp:
+		w.loseObjects(-1)
 	case chAdvance:
 		w.now++
 		w.ld.Run(w.st, w.cfg.Leap)

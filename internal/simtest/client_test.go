@@ -32,9 +32,11 @@ type cl struct {
 	orphans []*running // answered and under way
 	scan    *scanning
 	stream  *streaming
-	rooms   []uint64 // groups of which one is to give up a slot, by their offset
-	evicts  int      // begun for want of memory or slots
-	vain    int      // of them since World.effects was vainAt
+	collect *collecting
+	disk    []diskAsk // in the order in which it is answered
+	rooms   []uint64  // groups of which one is to give up a slot, by their offset
+	evicts  int       // begun for want of memory or slots
+	vain    int       // of them since World.effects was vainAt
 	vainAt  int
 	seen    map[int]ref
 	known   map[int]*index.Long // manifests that Gets of parts have met
@@ -85,6 +87,7 @@ type running struct {
 	lent  *lent // of a GET whose value goes there
 	// of a Watch
 	watched *watched
+	tiered  bool
 	work    int // of janitors: which of the plan
 	step    Step
 	over    bool   // the Op is done
@@ -197,7 +200,7 @@ func (w *World) addClient(janitor bool) error {
 	c.core, err = engine.NewCore(engine.Options{Session: c.id, Discriminator: res.Session.Discriminator,
 		Lanes: w.cfg.Lanes, CacheBytes: 1024, MirrorBytes: w.cfg.Mirror,
 		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey, BulkFrom: w.cfg.BulkFrom,
-		Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
+		Objects: c.objects(), Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
 	if err != nil {
 		return err
 	}

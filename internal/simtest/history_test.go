@@ -110,6 +110,8 @@ var model = porcupine.Model{
 			return v != "" && (e.Got == "" || v == e.Got), v
 		case Put, PutEx, Stream:
 			return true, e.Value
+		case Touch:
+			return unknown || e.Out == NotFound == (v == ""), v
 		case Evict:
 			// It knows which record it removes.
 			if v == e.Old {

@@ -113,7 +113,7 @@ func (w *World) before(c *cl, ev sim.Event) {
 			}
 		}
 	}
-	rec, err := layout.ParseRecord(data)
+	rec, err := layout.ParseLinked(data)
 	for p, u := range w.unlinked {
 		if p.pg != r.pg || !(p.unit < hi && lo < p.unit+u.units) {
 			continue
@@ -135,6 +135,11 @@ func (w *World) before(c *cl, ev sim.Event) {
 	}
 }
 
+// waitsUnbegun reports whether an operation that waits for a counts as not begun.
+func waitsUnbegun(a index.Action) bool {
+	return a == index.Alloc || a == index.Fetch || a == index.Store
+}
+
 // begunBefore finds an operation still under way that began before a step.
 func (w *World) begunBefore(step int) (*cl, *running) {
 	for _, o := range w.cls {
@@ -142,7 +147,7 @@ func (w *World) begunBefore(step int) (*cl, *running) {
 			continue
 		}
 		for _, x := range o.run {
-			if x.start <= step && x.t.Waiting() != index.Alloc {
+			if x.start <= step && !waitsUnbegun(x.t.Waiting()) {
 				return o, x
 			}
 		}
@@ -239,6 +244,10 @@ func (w *World) after(ev sim.Event) {
 	if err != nil {
 		w.fail(fmt.Errorf("I3: m%d links %v: %w", r.node.i, now, err))
 		return
+	}
+	w.checkNamed(r, now)
+	if old.Readable() && k == 0 {
+		w.checkKept(ev, r, off, old, now)
 	}
 	w.linked[named{r.pg, now.WithState(layout.Live)}] = linked{string(rec.Key), w.valueOf(r, &rec)}
 	copies := w.copies(r.pg)
@@ -360,7 +369,7 @@ func (w *World) recordAt(r *region, x layout.Word) (layout.Record, error) {
 	if off < w.indexBytes+w.accessBytes || off+uint64(x.ReadLen()) > uint64(len(r.bytes)) {
 		return layout.Record{}, fmt.Errorf("%v lies outside the heap", x)
 	}
-	return layout.ParseRecord(w.asWritten(r, off, x.ReadLen()))
+	return layout.ParseLinked(w.asWritten(r, off, x.ReadLen()))
 }
 
 // inUse reports whether an index offset lies in the array of a shard, or of a child.

@@ -98,6 +98,6 @@ var mirrorMutants = []mutant{
 		"		if h, ok := o.env.Guess(o); ok {\n			return o.getCached(h)\n",
 		"if h, ok := o.env.Guess(o); ok {\no.take(h)\nreturn o.update()\n"}}},
 	{"mirror-key-unchecked", "mirror: the record has the whole key", []edit{{"index/get.go",
-		"		if way.Seen(o.word(0), o.rec, o.Key, &r) {\n",
-		"if way.Seen(o.word(0), o.rec, o.Key, &r) || w == o.x && w.Readable() && r.Parse(o.rec) == nil {\n"}}},
+		"		if way.names(o.word(0), o.rec, o.Key, &r) {\n",
+		"if way.names(o.word(0), o.rec, o.Key, &r) || w == o.x && w.Readable() && r.Parse(o.rec) == nil {\n"}}},
 }

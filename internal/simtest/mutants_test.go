@@ -290,7 +290,7 @@ func TestMutants(t *testing.T) {
 	}
 	root := tree(t)
 	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants, watchMutants,
-		hasMutants, pinsMutants, mirrorMutants)
+		hasMutants, pinsMutants, mirrorMutants, tierMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -300,7 +300,7 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
 		}
-		for _, scopes := range []string{"restart", "rejoin", "beside", "watch", "has", "pins", "mirror"} {
+		for _, scopes := range []string{"restart", "rejoin", "beside", "watch", "has", "pins", "mirror", "tier"} {
 			if strings.HasPrefix(m.rule, scopes) {
 				args = append(args, "-hunt-in", scopes)
 			}
@@ -322,7 +322,7 @@ func TestMutants(t *testing.T) {
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
 	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants,
-		watchMutants, hasMutants, pinsMutants, mirrorMutants)}
+		watchMutants, hasMutants, pinsMutants, mirrorMutants, tierMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

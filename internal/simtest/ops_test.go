@@ -20,7 +20,7 @@ func (c *cl) canBegin() bool {
 	if c.scan != nil {
 		return len(c.run) == 0
 	}
-	if c.stream != nil {
+	if c.stream != nil || c.collect != nil {
 		return len(c.run) == 0
 	}
 	if c.pos >= len(c.script) {
@@ -33,7 +33,7 @@ func (c *cl) canBegin() bool {
 	if s.Verb == Grant && !c.w.canInherit() {
 		return false
 	}
-	if s.Verb == Close || s.Verb == Scan || s.Verb == Stream {
+	if s.Verb == Close || s.Verb == Scan || s.Verb == Stream || s.Verb == Collect {
 		return len(c.run)+len(c.orphans) == 0
 	}
 	lane := c.laneFor(s.Key)
@@ -86,6 +86,10 @@ func (c *cl) next() *running {
 		c.streamPart()
 		return nil
 	}
+	if c.collect != nil {
+		c.collectPart()
+		return nil
+	}
 	s := c.script[c.pos]
 	c.pos++
 	switch s.Verb {
@@ -101,6 +105,9 @@ func (c *cl) next() *running {
 		return nil
 	case Evict, Expire:
 		c.beginEvict(s)
+		return nil
+	case Demote, Promote, Collect:
+		c.beginTiered(s)
 		return nil
 	case Txn:
 		c.beginTxn(w.cfg.Txns[s.Key])
@@ -165,6 +172,14 @@ func (c *cl) next() *running {
 		o.Kind, o.Value = index.Put, []byte(e.Value)
 		if s.Verb == DelIf {
 			o.Kind, o.Value = index.Delete, nil
+		}
+	case Touch:
+		o.Kind, o.Keeps = index.Modify, true
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+			if cur == nil {
+				return nil, 0, 0, index.ErrNotFound
+			}
+			return bytes.Clone(cur.Value), cur.Flags & layout.FlagsOfValue, 0, nil
 		}
 	case Incr:
 		o.Kind = index.Modify
@@ -241,6 +256,8 @@ func (c *cl) done(r *running) {
 			c.worked(r)
 		case r.evict != nil:
 			c.evicted(r)
+		case r.tiered:
+			c.tieredDone(r)
 		case r.txn != nil:
 			r.txn.over(r, r.err)
 		case r.look != nil:
@@ -310,7 +327,7 @@ func (c *cl) answer(r *running) {
 	case errors.Is(err, index.ErrConflict):
 		e.Out = Conflict
 	case errors.Is(err, index.ErrFull), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn),
-		errors.Is(err, engine.ErrLease), errors.Is(err, index.ErrDraft):
+		errors.Is(err, engine.ErrLease), errors.Is(err, index.ErrDraft), errors.Is(err, index.ErrTier):
 		e.Out = NotDone
 	default:
 		w.fail(fmt.Errorf("%v: %w", e, err))
@@ -342,6 +359,9 @@ func (c *cl) abandon(r *running, err error) {
 		return
 	case r.evict != nil:
 		c.evictedMaybe(r, nil)
+		return
+	case r.tiered:
+		c.collect = nil
 		return
 	case r.look != nil:
 		if !errors.Is(err, engine.ErrLease) {

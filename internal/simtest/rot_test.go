@@ -42,7 +42,7 @@ func (w *World) wholeEverywhere(chain []*region, s *slot) bool {
 		if i < 0 || r.slots[i].shown() != s.now || r.node.crashed {
 			return false
 		}
-		rec, err := layout.ParseRecord(r.bytes[s.now.Off():][:s.now.ReadLen()])
+		rec, err := layout.ParseLinked(r.bytes[s.now.Off():][:s.now.ReadLen()])
 		if err != nil || len(rec.Key) == 0 || rec.Key[0] != 'k' || rec.Flags&layout.FlagManifest != 0 {
 			return false
 		}

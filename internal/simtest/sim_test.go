@@ -107,7 +107,7 @@ var scopes = map[string]Config{
 var heavy = map[string]int{"everything": 8, "r3-everything": 8, "r2-migrate": 4, "r3-loss": 4, "deletes": 4,
 	"evict": 4, "r2-evict": 2, "r2-evict-loss": 8, "r3-evict": 4, "r2-evict-split": 16, "r2-evict-recall": 8,
 	"evict-reuse": 4, "evict-lanes": 8,
-	"evict-stash": 4, "expire": 4, "expire-store": 4,
+	"evict-stash": 4, "expire": 4, "expire-store": 4, "expire-words": 4,
 	"home": 2, "home-r2": 4, "home-close": 4, "home-tight": 4, "home-slow": 4, "home-recall": 4, "home-recall-r2": 8,
 	"home-reclaim": 8}
 
@@ -315,6 +315,11 @@ var wide = map[string]Config{
 		{k(PutEx, 0), k(Expire, 0), k(Put, 1), k(Expire, 0)},
 		{k(Get, 0), k(PutEx, 0), k(Incr, 0), k(GetIf, 1)},
 		{k(PutEx, 1), k(Expire, 0), k(Add, 0), k(Get, 1)}},
+		Setup: []Step{k(PutEx, 0), k(Put, 1)}, Warm: true},
+	// A store with access words: nothing rests on them there.
+	"expire-words": {Words: true, Replicas: 2, Clock: 2, Crashes: 1, Epochs: 4, Units: 6, Scripts: [][]Step{
+		{k(PutEx, 0), k(Expire, 0), k(Put, 1), k(Expire, 0)},
+		{k(Get, 0), k(PutEx, 0), k(Incr, 0), k(GetIf, 1)}},
 		Setup: []Step{k(PutEx, 0), k(Put, 1)}, Warm: true},
 	// The stash.
 	"stash": {Replicas: 2, Fill: 29, Crashes: 1, Scripts: [][]Step{

@@ -444,6 +444,9 @@ func (w *World) chunks(r *region, rec *layout.Record) (list []layout.Word, value
 
 // valueOf is the value of rec in r.
 func (w *World) valueOf(r *region, rec *layout.Record) string {
+	if rec.Stub {
+		return w.valueOfStub(rec)
+	}
 	_, value := w.chunks(r, rec)
 	v, err := value()
 	if err != nil {

@@ -64,11 +64,19 @@ const (
 	// Give is a Put of a version that is given, as a restore has it: a few later than the one that this client saw
 	// last, or of the past. The value is the version's.
 	Give
+	// Demote puts a stub in place of the key's record, Promote the record back. Collect frees the oldest object of the
+	// key, if there is one that nothing under way may name, and gives what is alive another address first.
+	Demote
+	Promote
+	Collect
+	// Touch changes the key's version and expiry alone, to none. Scopes with it ask for no versions.
+	Touch
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "watch", "has", "give", "demote",
+	"promote", "collect", "touch", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -182,6 +190,12 @@ type Config struct {
 	// Cache: there are access words, clients note what they use, and they evict when they
 	// lack memory or a slot.
 	Cache bool
+	// Tier: there is a volume for objects. DiskFails is how often it is out of reach when it is asked for something.
+	// Lost is how often it loses an object by itself, GivenUp how often an operator gives up all of it.
+	Tier                     bool
+	DiskFails, Lost, GivenUp int
+	// Words: there are access words though it is a store.
+	Words bool
 	// Units is what each client may take of the heap, HeapUnits how large that is, if it
 	// is to be tight; then one client takes from another what the directory has back.
 	Units     uint32
@@ -321,6 +335,7 @@ type World struct {
 
 	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, restarts, leaders, clocks int
 
+	tier   tier
 	rots   int
 	rotten []rot
 	mended int // copies that operations have written anew
@@ -432,7 +447,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	w.relevantTxns()
 	// The last segment is for status words: moves leave room for them.
 	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments+1)*layout.SegmentSize
-	if cfg.Cache {
+	if cfg.Cache || cfg.Words {
 		w.accessBytes = w.indexBytes
 	}
 	own := uint64(cfg.Units)*uint64(len(cfg.Scripts)+cfg.Janitors) + extraUnits
@@ -933,6 +948,7 @@ func (w *World) Sum() uint64 {
 	mix(uint64(w.crashes)<<56 | uint64(w.dead)<<48 | uint64(w.fails)<<40 | uint64(w.pauses)<<32 |
 		uint64(w.nodeCrashes)<<24 | uint64(w.nodePauses)<<16 | uint64(w.leaders)<<8 | uint64(w.clocks))
 	mix(uint64(w.restarts))
+	mix(w.tierSum())
 	for i, b := range w.acts {
 		if b {
 			mix(uint64(i))
