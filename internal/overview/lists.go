@@ -190,8 +190,8 @@ func endpointText(e *dirpb.Endpoint) string {
 	return s
 }
 
-// Members gives a function that lists the members of a placement group of m for people, from head to tail. It names also
-// the one that is about to enter, and the one that has just left.
+// Members gives a function that lists the members of a placement group of m for people, from head to tail. It names
+// also the one that is about to enter, and the one that has just left.
 func Members(m *dirpb.Map) func(*dirpb.PlacementGroup) string {
 	names := make(map[uint32]string)
 	for _, n := range m.GetNodes() {
