@@ -367,8 +367,8 @@ func checkFlags(a *ctl.App) error {
 	case a.Output != "table" && a.Output != "json":
 		return ctl.Usagef("--output %q: want table or json", a.Output)
 	case a.Provider == "sim":
-		return ctl.Usagef("--provider sim: want one of %s; kvctl has no store of its own, but kvd dev -- kvctl COMMAND "+
-			"gives it one", strings.Join(doctor.Providers, ", "))
+		return ctl.Usagef("--provider sim: want one of %s; kvctl has no store of its own, but kvd dev -- kvctl "+
+			"COMMAND gives it one", strings.Join(doctor.Providers, ", "))
 	case a.Timeout <= 0:
 		return ctl.Usagef("--timeout %v: want > 0", a.Timeout)
 	case (a.TLSCert == "") != (a.TLSKey == ""):

@@ -1,5 +1,6 @@
 // Package ctl is what kvctl's groups of commands share. It has the way to a store and its directory, and keys and
-// amounts as people and scripts write them. It prints tables and JSON, and has the exit status, progress bars and waits.
+// amounts as people and scripts write them. It prints tables and JSON, and has the exit status, progress bars and
+// waits.
 //
 // It leaves the commands to the packages below it, a group each, and the tree of commands, flags and contexts to
 // cmd/kvctl. Read [App] first, then [Backend] and [Store] for how a command reaches the store, and [ExitWith] for how

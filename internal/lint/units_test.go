@@ -22,7 +22,8 @@ var few = []string{"key", "name", "line", "prefix", "meta", "of body", "fields",
 func TestUnits(t *testing.T) {
 	seen := 0
 	for _, dir := range []string{"cmd", "internal/ctl", "client", "server/fsm", "memnode", "internal/certs",
-		"internal/engine", "internal/gateway", "internal/inside", "internal/luascript", "internal/memcached", "internal/webget"} {
+		"internal/engine", "internal/gateway", "internal/inside", "internal/luascript", "internal/memcached",
+		"internal/webget"} {
 		seen += unitsBelow(t, filepath.Join(root, dir))
 	}
 	if seen < 10 {

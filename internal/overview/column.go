@@ -42,7 +42,8 @@ func (c Columns[T]) Heads() (heads []string) {
 }
 
 // Texts are the cells of a row of a table.
-func (c Columns[T]) Texts(of T) (cells []string) {
+func (c Columns[T]) Texts(of T) []string {
+	cells := make([]string, 0, len(c))
 	for _, x := range c {
 		if x.Head != "" {
 			cells = append(cells, x.Text(of))

@@ -54,9 +54,13 @@ func TestMembers(t *testing.T) {
 	if got := Members(m)(p); got != "a, b (joining), c (planned), d (leaving)" {
 		t.Error(got)
 	}
+	m.Pgs = []*dirpb.PlacementGroup{p}
 	for node, want := range map[uint32]bool{0: false, 1: true, 3: true, 4: true, 5: false} {
 		if IsOn(p, node) != want {
 			t.Errorf("on node %d: %v", node, !want)
+		}
+		if n := RegionsOn(m, node); want != (n == 1) {
+			t.Errorf("%d regions on node %d", n, node)
 		}
 	}
 }

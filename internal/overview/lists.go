@@ -111,13 +111,27 @@ var MemoryColumns = Columns[*Memory]{
 }
 
 // RegionsOn counts the placement groups that have node as a member, or soon will.
-func RegionsOn(m *dirpb.Map, node uint32) (n int) {
+func RegionsOn(m *dirpb.Map, node uint32) int { return regionsOf(m)[node] }
+
+// regionsOf is RegionsOn of each memory node of m, whose placement groups it goes through once.
+func regionsOf(m *dirpb.Map) map[uint32]int {
+	regions := make(map[uint32]int)
 	for _, p := range m.GetPgs() {
-		if IsOn(p, node) {
-			n++
+		planned, leaving := p.GetPlanned().GetNodeId(), p.GetLeaving().GetNodeId()
+		for _, mb := range p.GetMembers() {
+			if regions[mb.GetNodeId()]++; mb.GetNodeId() == planned {
+				planned = 0
+			}
+			if mb.GetNodeId() == leaving {
+				leaving = 0
+			}
+		}
+		if regions[planned]++; leaving != planned {
+			regions[leaving]++
 		}
 	}
-	return n
+	delete(regions, 0) // nobody's
+	return regions
 }
 
 // IsOn reports whether p has node as a member, or soon will.
@@ -128,15 +142,16 @@ func IsOn(p *dirpb.PlacementGroup, node uint32) bool {
 
 // NodeColumns are those of the memory nodes of a map.
 func NodeColumns(m *dirpb.Map) Columns[*dirpb.Node] {
+	regions, registered := regionsOf(m), registered(m)
 	return Columns[*dirpb.Node]{
 		{Head: "ID", Text: func(n *dirpb.Node) string { return decimal(n.GetId()) }},
 		{Head: "Name", Text: (*dirpb.Node).GetName},
 		{Head: "State", Text: NodeState},
 		{Head: "Draining", Text: func(n *dirpb.Node) string { return YesNo(n.GetDraining()) }},
-		{Head: "Regions", Text: func(n *dirpb.Node) string { return decimal(RegionsOn(m, n.GetId())) }},
+		{Head: "Regions", Text: func(n *dirpb.Node) string { return decimal(regions[n.GetId()]) }},
 		{Head: "Lent", Text: func(n *dirpb.Node) string { return units.Rounded(n.GetCapacityBytes()) }},
 		{Head: "In regions", Text: func(n *dirpb.Node) string {
-			return RegisteredText(Registered(m, n), n.GetUsedBytes())
+			return RegisteredText(registered(n), n.GetUsedBytes())
 		}},
 		{Head: "Boot", Text: bootText},
 		{Head: "Domain", Text: (*dirpb.Node).GetDomain},
@@ -175,8 +190,8 @@ func endpointText(e *dirpb.Endpoint) string {
 	return s
 }
 
-// Members gives a function that lists the members of a placement group of m for people, from head to tail. It names also
-// the one that is about to enter, and the one that has just left.
+// Members gives a function that lists the members of a placement group of m for people, from head to tail. It names
+// also the one that is about to enter, and the one that has just left.
 func Members(m *dirpb.Map) func(*dirpb.PlacementGroup) string {
 	names := make(map[uint32]string)
 	for _, n := range m.GetNodes() {

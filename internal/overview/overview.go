@@ -3,9 +3,9 @@
 // the page that daemons serve and the metrics show the same numbers, because all of them take them
 // from here.
 //
-// It leaves asking to its callers and showing to them too. Start with [Problems], [Namespaces] and
-// [Memories], then [Column]: kvctl and the page print the same columns. All functions are pure and may be called concurrently; results share nothing with the
-// status that they came from.
+// It leaves asking to its callers and showing to them too. Start with [Problems], [Namespaces] and [Memories], then
+// [Column]: kvctl and the page print the same columns. All functions are pure and may be called concurrently; results
+// share nothing with the status that they came from.
 package overview
 
 import (

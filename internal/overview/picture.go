@@ -76,19 +76,32 @@ func Spans(m *dirpb.Map, namespace uint32) []*Span {
 // Registered is how many bytes of the regions that a memory node is to have are registered there. The rest waits for
 // pages, or for adapters to pin them. Members of a placement group in use have published their keys. Memory nodes of a
 // version that tells no boots count as if they had.
-func Registered(m *dirpb.Map, n *dirpb.Node) uint64 {
-	missing := uint64(0)
-	for _, p := range m.GetPgs() {
-		wait := []*dirpb.Member{p.GetPlanned()}
-		if p.GetState() == dirpb.PGState_PG_CREATING {
-			wait = append(wait, p.GetMembers()...)
+func Registered(m *dirpb.Map, n *dirpb.Node) uint64 { return registered(m)(n) }
+
+// registered is Registered of each memory node of m, whose placement groups it goes through once.
+func registered(m *dirpb.Map) func(*dirpb.Node) uint64 {
+	type life struct {
+		node        uint32
+		incarnation uint64
+	}
+	missing := make(map[life]uint64)
+	wait := func(p *dirpb.PlacementGroup, mb *dirpb.Member) {
+		if mb != nil && mb.GetBoot() == 0 {
+			missing[life{mb.GetNodeId(), mb.GetIncarnation()}] += p.GetRegionBytes()
 		}
-		for _, mb := range wait {
-			if mb.GetNodeId() == n.GetId() && mb.GetIncarnation() == n.GetIncarnation() && mb.GetBoot() == 0 &&
-				n.GetBoot() != 0 {
-				missing += p.GetRegionBytes()
+	}
+	for _, p := range m.GetPgs() {
+		wait(p, p.GetPlanned())
+		if p.GetState() == dirpb.PGState_PG_CREATING {
+			for _, mb := range p.GetMembers() {
+				wait(p, mb)
 			}
 		}
 	}
-	return n.GetUsedBytes() - min(missing, n.GetUsedBytes())
+	return func(n *dirpb.Node) uint64 {
+		if n.GetBoot() == 0 {
+			return n.GetUsedBytes()
+		}
+		return n.GetUsedBytes() - min(missing[life{n.GetId(), n.GetIncarnation()}], n.GetUsedBytes())
+	}
 }

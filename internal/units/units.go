@@ -3,7 +3,10 @@
 // It leaves to its callers what is counted. [Bytes] and [Rounded] are all of it; they may be called concurrently.
 package units
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+)
 
 // Bytes is n in the largest unit in which a decimal says enough: "64 MiB" is exact, and "64.3 MiB" is rounded. An
 // amount that would only seem to be a whole number has a smaller unit, which tells it from a limit below it.
@@ -39,9 +42,9 @@ func Rounded[T ~int | ~int64 | ~uint64](n T) string {
 		unit++
 	}
 	if unit == 0 {
-		return fmt.Sprintf("%d B", n)
+		return strconv.FormatInt(int64(n), 10) + " B"
 	}
-	return fmt.Sprintf("%.1f %s", v, names[unit-1])
+	return strconv.FormatFloat(v, 'f', 1, 64) + " " + names[unit-1]
 }
 
 var names = [...]string{"KiB", "MiB", "GiB", "TiB"}

@@ -1,9 +1,9 @@
 // Package keys has the commands of kvctl that read and change keys by name, or all with a prefix. Among them are put,
 // get, del, scan and watch.
 //
-// It leaves moving many keys in and out to package bulk, and what remote memory holds to package inside. Read [Commands]
-// first; each file has a command or two. A command uses the session of its [ctl.App] alone, with the goroutine that runs
-// it. Keys and values belong to whoever has read them. Names and answers are close to redis-cli's.
+// It leaves moving many keys in and out to package bulk, and what remote memory holds to package inside. Read
+// [Commands] first; each file has a command or two. A command uses the session of its [ctl.App] alone, with the
+// goroutine that runs it. Keys and values belong to whoever has read them. Names and answers are close to redis-cli's.
 package keys
 
 import (
