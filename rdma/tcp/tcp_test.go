@@ -320,6 +320,11 @@ func malformedFrames(t *testing.T) {
 	read := requestOf(driver.OpRead, 1, 0, 8)
 	dirty := slices.Clone(read)
 	dirty[2] = 1
+	when := func(v byte, op driver.Opcode, operands ...byte) []byte {
+		b := requestOf(op, 1, 0, 8, operands...)
+		b[1] = v
+		return doorbellOf(b)
+	}
 	for name, bad := range map[string][]byte{
 		"type 0":                 head(0, 0, 1, 24),
 		"type 2":                 head(2, 0, 1, 24),
@@ -335,6 +340,10 @@ func malformedFrames(t *testing.T) {
 		"op 0":                   doorbellOf(requestOf(0, 1, 0, 8)),
 		"goodbye as a request":   doorbellOf(requestOf(opGoodbye, 1, 0, 0)),
 		"reserved request bytes": doorbellOf(dirty),
+		"READ that depends":      when(1, driver.OpRead),
+		"WRITE that depends":     when(1, driver.OpWrite, make([]byte, 8)...),
+		"FETCH_ADD that depends": when(1, driver.OpFetchAdd, make([]byte, 8)...),
+		"CAS of no condition":    when(2, driver.OpCmpAndSwp, make([]byte, 16)...),
 		"READ of nothing":        doorbellOf(requestOf(driver.OpRead, 1, 0, 0)),
 		"giant READ":             doorbellOf(requestOf(driver.OpRead, 1, 0, maxMsg+1)),
 		"giant WRITE":            append(head(1, 0, 1, 24), requestOf(driver.OpWrite, 1, 0, 1<<31)...),
@@ -377,7 +386,7 @@ func handshakeRefusesStrangers(t *testing.T) {
 	}{
 		"another protocol":   {[]byte("GET / HTTP/1.1\r\n"), "", errBadMagic},
 		"another version":    {[]byte("KVDt\x63\x00\x00\x00"), "unknown version 99", errBadVersion},
-		"giant private data": {[]byte("KVDt\x01\x00\xff\xff"), "", errMalformed},
+		"giant private data": {[]byte("KVDt\x02\x00\xff\xff"), "", errMalformed},
 		"slow loris":         {[]byte("KVD"), "", context.DeadlineExceeded},
 		"silence":            {nil, "", context.DeadlineExceeded},
 	} {
