@@ -57,6 +57,8 @@ type Access struct {
 	// Apart is not 0 of a READ or a WRITE of a record whose value does not lie in Buf: see Op.ValueOf. Access fills a
 	// cache line.
 	Apart uint8
+	// IfHit, of a CAS: it is skipped unless the CAS in front of it hit; see rdma.IfHit.
+	IfHit bool
 	Off   uint64 // bytes from the start of the region
 	Buf   []byte // READ: destination; WRITE: source
 	// CAS
@@ -129,6 +131,8 @@ const (
 	// Pin is an Exists that has the access word say until when its record is pinned: Op.Expiry, Unix ms. 0 unpins it.
 	// Nothing is written where PG.Notes is false.
 	Pin
+	// Transact is a transaction in one chain, or two; see Transaction.
+	Transact
 	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
@@ -151,11 +155,11 @@ const (
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 20
+const NumKinds = 21
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"exists", "pin", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict",
+		"exists", "pin", "transact", "sync", "move", "clean", "abandon", "relocate", "scrub", "evict",
 		"settle-all"}[min(k, NumKinds-1)]
 }
 
@@ -237,6 +241,7 @@ const (
 	stepMendCopies
 	stepMendWrite
 	stepMendSync
+	stepTransact
 	// The rounds of package index/repair.
 
 	StepReadCopies
@@ -270,7 +275,7 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
 	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
 	"abort-status", "sync-status", "read-intent", "sync-intent",
-	"mend-words", "mend-copies", "mend-write", "mend-sync",
+	"mend-words", "mend-copies", "mend-write", "mend-sync", "transact",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words",
 	"set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",

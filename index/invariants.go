@@ -19,7 +19,7 @@ func (o *Op) checkRequest() {
 	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")
 	a(o.Part == nil || o.Kind == Get && o.Part.Draft == nil || o.draft() != nil, "with a part of what it does not read")
 	a(o.draft() == nil || o.Part.Link == (len(o.Value) == 0), "with a part of nothing, or with more than its parts")
-	a(o.Kind.isWork() == (o.Machine != nil), "without a machine, or with one that is not its")
+	a((o.Kind.isWork() || o.Kind == Transact) == (o.Machine != nil), "without a machine, or with one that is not its")
 	a(o.Kind != Modify || o.Modify != nil, "without a function")
 	a(o.Kind.isTxn() == (o.Txn != nil), "without a transaction, or with one that is not its")
 	a(o.far == nil || o.parent == nil && len(o.chunks) == 0 && o.parts == nil, "with what is left of another one")

@@ -533,6 +533,6 @@ func (q *QP) formed(w *WR) bool {
 
 func (q *QP) badWR(w *WR) error {
 	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 "+
-		"aligned bytes; IfHit of a CMP_AND_SWP: %t)",
+		"aligned bytes; IfHit %t)",
 		ErrBadWR, w.Op, w.Len(), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline, q.stops)
 }

@@ -115,7 +115,7 @@ func stopsAtMiss(t *testing.T, e *Env) {
 	}
 }
 
-// IfHit is for a CMP_AND_SWP, of a provider that has it.
+// stopBadWR: the flag is for a CMP_AND_SWP, of a provider that has it.
 func stopBadWR(t *testing.T, e *Env) {
 	mr := e.Memory(64, All)
 	l := e.Dial()

@@ -142,9 +142,9 @@ func TestWireVectors(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"hello", appendHello(nil, []byte{0xaa, 0xbb}), "4b564474 0100 0200 aabb"},
-		{"accepted", appendWelcome(nil, statusAccepted, ""), "4b564472 0100 01 00 0000 0000 00008000 00040000"},
-		{"refused", appendWelcome(nil, statusRefused, "no"), "4b564472 0100 02 00 0200 0000 00008000 00040000 6e6f"},
+		{"hello", appendHello(nil, []byte{0xaa, 0xbb}), "4b564474 0200 0200 aabb"},
+		{"accepted", appendWelcome(nil, statusAccepted, ""), "4b564472 0200 01 00 0000 0000 00008000 00040000"},
+		{"refused", appendWelcome(nil, statusRefused, "no"), "4b564472 0200 02 00 0200 0000 00008000 00040000 6e6f"},
 		{"READ", doorbellOf(requestOf(driver.OpRead, 0x1122334455667788, 0x40, 128)),
 			"01 00 0100 18000000  01 000000 80000000 8877665544332211 4000000000000000"},
 		{"WRITE", doorbellOf(requestOf(driver.OpWrite, 1, 2, 3, 0xa, 0xb, 0xc)),
