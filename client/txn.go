@@ -27,7 +27,7 @@ import (
 // kept it from happening until the OpTimeout), or those of a Put; Outcome tells whether it happened.
 //
 // With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the
-// answer. Over shm and tcp, puts and deletes of keys in one placement group of one copy take one round trip and 4n + 1
+// answer. Over shm and tcp, puts and deletes of keys in one placement group of one copy take one round trip and 5n
 // verbs. See "One chain" in docs/protocol.md.
 func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 	if err := checkTxn(ops, c.MaxValueLen()); err != nil {

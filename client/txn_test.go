@@ -274,7 +274,7 @@ func TestTxnCosts(t *testing.T) {
 			verbs := after.Verbs.Total() - before.Verbs.Total()
 			wantRounds, wantVerbs := uint64(2*replicas), uint64(4*n*replicas+replicas)
 			if replicas == 1 {
-				wantRounds, wantVerbs = 1, uint64(4*n+1) // one chain
+				wantRounds, wantVerbs = 1, uint64(5*n) // one chain
 			}
 			if want := wantRounds; rounds != want {
 				t.Errorf("r = %d, %d keys: %d round trips, want %d", replicas, n, rounds, want)

@@ -43,7 +43,7 @@ func (o *Op) checkAction(act Action) {
 		switch x.Verb {
 		case CAS:
 			a(x.Space == Index, "a CAS outside the index")
-			a(x.Expect != x.New || o.Kind.isWork(), "a CAS that changes nothing") // a header may be as it should be
+			a(x.Expect != x.New || o.Kind.isWork() || o.Kind == Transact, "a CAS that changes nothing")
 			a(!o.env.ReadOnly() || o.Kind.isWork(), "a CAS of a reader")
 		case Write:
 			a(x.Space == Heap, "a WRITE into the index")

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"errors"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -18,8 +19,8 @@ var (
 	ErrBroken = errors.New("the chain broke")
 )
 
-// MaxLegs is how many keys a Transaction has at most: each has two CASes of a round.
-const MaxLegs = (MaxCAS - 1) / 2
+// MaxLegs is how many keys a Transaction has at most: each has three CASes of a round.
+const MaxLegs = MaxCAS / 3
 
 // maxLeg bounds a record that a Transaction writes, in bytes: its chain is short.
 const maxLeg = 4 << 10
@@ -42,6 +43,11 @@ type Leg struct {
 	Settled  bool // and is gone
 
 	hint    Hint
+	seen    layout.Word // that the slot held when the hint was refuted
+	word    []byte      // the slot, when it is looked at
+	rec     []byte      // and the record under seen
+	group   []byte      // the home group, if there was no hint
+	lost    bool        // there is no hint yet
 	route   Route
 	off     uint64      // of the slot in the region
 	intent  final       // with final, places that no word names yet
@@ -49,10 +55,14 @@ type Leg struct {
 	decided layout.Word // what takes the intent's place in the end
 }
 
-// Transaction is a whole transaction over keys with hints, each with one copy. It is the Machine of an Op of kind
+// Transaction is a whole transaction over keys that are there, each with one copy. It is the Machine of an Op of kind
 // Transact. Its last round is one chain, which stops at the first CAS that misses (Router.Chains):
 //
-//	{WRITE records; CAS each slot to its intent; CAS the status word to COMMIT; CAS each slot to its final word}
+//	{WRITE records; CAS each slot but the first to what it holds; CAS each slot to its intent;
+//	 CAS the status word to COMMIT; CAS each slot to its final word}
+//
+// The CASes that change nothing keep a hint that is old from leaving intents. Such a hint is made anew, from what the
+// session has learnt meanwhile or from the slot, and the chain is posted again.
 //
 // The keys and the status word of that chain are in one placement group. Legs in one other placement group are placed
 // in a round before; their owner settles them behind the answer. It is one Txn's Prepares, Decide and Settles in their
@@ -74,7 +84,9 @@ type Transaction struct {
 	b      *Base
 	posted bool
 	last   bool // the round under way is the last
-	alone  int  // how often that was repeated, without the placing
+	looked *Leg // whose slot the round under way looks at; nil: it is a chain
+	looks  int  // how often hints were made anew
+	finds  bool // the round under way reads groups
 }
 
 var _ Machine = (*Transaction)(nil)
@@ -118,6 +130,7 @@ func (t *Transaction) Begin(b *Base) Action {
 	if t.posted {
 		return t.broke()
 	}
+	t.Release(true)
 	if !t.fits() {
 		return b.Finish(ErrApart)
 	}
@@ -127,11 +140,75 @@ func (t *Transaction) Begin(b *Base) Action {
 		}
 	}
 	for i := range t.Legs {
-		if pg := t.Legs[i].route.PG; pg.ID != t.Status.PG {
-			return t.placeAll(pg)
+		if t.Legs[i].lost {
+			return t.find()
+		}
+	}
+	return t.goOn()
+}
+
+// goOn posts the next round, when the legs that were at work have hints.
+func (t *Transaction) goOn() Action {
+	for i := range t.Legs {
+		if l := &t.Legs[i]; l.lost {
+			return t.lookAt(l)
+		}
+	}
+	for i := range t.Legs {
+		if l := &t.Legs[i]; l.route.PG.ID != t.Status.PG && !l.IsPlaced {
+			return t.placeAll(l.route.PG)
 		}
 	}
 	return t.placeLast()
+}
+
+// find reads the groups of the legs without hints, which are in one placement group.
+func (t *Transaction) find() Action {
+	var pg *PG
+	t.b.NewRound()
+	for i := range t.Legs {
+		l := &t.Legs[i]
+		switch {
+		case !l.lost:
+			continue
+		case pg == nil:
+			pg = l.route.PG
+		case pg != l.route.PG:
+			return t.b.Finish(ErrApart)
+		}
+		if l.group == nil {
+			l.group = t.b.Buf(layout.GroupSize)
+		}
+		at, _ := layout.GroupOff(l.Hash, l.route.Segments)
+		t.b.Add(Access{Verb: Read, Space: Index, Off: l.route.ShardOff + at, Buf: l.group})
+	}
+	t.b.Route = Route{PG: pg, MapVersion: t.b.Route.MapVersion}
+	t.finds = true
+	return t.b.Post(stepTransact)
+}
+
+// found takes the groups that find has read. A key of which one slot may tell is looked at next; others are not for a
+// Transaction.
+func (t *Transaction) found() Action {
+	t.finds = false
+	for i := range t.Legs {
+		l := &t.Legs[i]
+		if !l.lost {
+			continue
+		}
+		g, n := layout.Group(l.group), 0
+		for slot := range layout.GroupSlots {
+			if x := g.Slot(slot); x.Readable() && x.FP() == layout.FP(l.Hash) {
+				l.seen, l.hint.Slot = x, uint8(slot)
+				n++
+			}
+		}
+		if n != 1 || g.CheckHeader() != nil {
+			return t.b.Finish(ErrApart)
+		}
+		l.off = l.route.SlotOff(l.Hash, l.hint.Slot)
+	}
+	return t.goOn()
 }
 
 // broke ends a Transaction of which nobody knows how far it came.
@@ -163,17 +240,29 @@ func (t *Transaction) fits() bool {
 			}
 		}
 		l.route = r
-		t.about(l)
-		b.Route = r
-		h, ok := b.env.Hint(b.op())
-		b.Route = Route{PG: home, MapVersion: r.MapVersion}
-		if !ok || h.Shard != r.Shard || !h.Leads(&r) || h.Word.State() != layout.Live || h.Flags != 0 ||
-			h.Version == 0 || l.Cond != Always && (l.Cond != IfVersion || h.Version != l.IfVersion) {
+		h, ok := t.remembered(l)
+		if ok && !l.suits(&h) {
 			return false
 		}
-		l.hint, l.off = h, r.SlotOff(l.Hash, h.Slot)
+		l.lost, l.hint, l.off = !ok, h, r.SlotOff(l.Hash, h.Slot)
 	}
 	return true
+}
+
+// remembered is what the session remembers of l's key.
+func (t *Transaction) remembered(l *Leg) (Hint, bool) {
+	at := t.b.Route
+	t.about(l)
+	t.b.Route = l.route
+	h, ok := t.b.env.Hint(t.b.op())
+	t.b.Route = at
+	return h, ok
+}
+
+// suits reports whether l's key may be written by h alone.
+func (l *Leg) suits(h *Hint) bool {
+	return h.Shard == l.route.Shard && h.Leads(&l.route) && h.Word.State() == layout.Live && h.Flags == 0 &&
+		h.Version != 0 && (l.Cond == Always || l.Cond == IfVersion && h.Version == l.IfVersion)
 }
 
 func (t *Transaction) chains(pg *PG) bool {
@@ -182,29 +271,36 @@ func (t *Transaction) chains(pg *PG) bool {
 
 // prepare takes l's places and encodes its records. It is false if there are none now, or if they would be long.
 func (t *Transaction) prepare(l *Leg) bool {
-	b, x := t.b, l.hint.Word
+	b := t.b
 	if n := layout.RecordLen(len(l.Key), len(l.Value)); l.Effect == PutKey && (n > maxLeg || b.Whole != 0 &&
 		n > int(b.Whole)) {
 		return false
 	}
+	if l.Effect == PutKey && !t.take(l, &l.final, layout.RecordLen(len(l.Key), len(l.Value))) ||
+		!t.take(l, &l.intent, layout.RecordLen(len(l.Key), layout.IntentLen)) {
+		return false
+	}
+	if !l.lost {
+		t.encode(l)
+	}
+	return true
+}
+
+// encode makes l's records, which go by its hint.
+func (t *Transaction) encode(l *Leg) {
+	b := t.b
 	version := b.env.Version(l.hint.Version)
 	in := layout.Intent{Kind: layout.IntentDelete, PG: t.Status.PG, Generation: t.Status.Generation, Off: t.Status.Off,
-		Seq: t.Status.Seq, TS: t.TS, Coord: t.Coord, Try: t.Try, Parent: x}
+		Seq: t.Status.Seq, TS: t.TS, Coord: t.Coord, Try: t.Try, Parent: l.hint.Word}
 	h := layout.RecordHeader{Version: version, Flags: l.Flags & layout.FlagsOfValue, Expiry: l.Expiry, Pinned: l.Pinned,
 		Writer: b.env.Session()}
 	if l.Effect == PutKey {
 		in.Kind = layout.IntentPut
-		if !t.take(l, &l.final, layout.RecordLen(len(l.Key), len(l.Value))) {
-			return false
-		}
 		layout.EncodeRecord(l.final.own, h, l.Key, l.Value)
 		in.Final = l.final.word
 	}
 	var v [layout.IntentLen]byte
 	layout.EncodeIntent(v[:], &in)
-	if !t.take(l, &l.intent, layout.RecordLen(len(l.Key), layout.IntentLen)) {
-		return false
-	}
 	layout.EncodeRecord(l.intent.own, layout.RecordHeader{Version: version, Flags: layout.FlagIntent,
 		Writer: b.env.Session()}, l.Key, v[:])
 	word := l.intent.word.WithState(layout.Frozen)
@@ -213,7 +309,6 @@ func (t *Transaction) prepare(l *Leg) bool {
 	}
 	l.Placed = Placed{Shard: l.route.Shard, Generation: l.route.PG.Generation, Slot: l.hint.Slot, Word: word,
 		Intent: in, Version: version, Flags: HintFlagsOf(h.Flags, h.Expiry)}
-	return true
 }
 
 // take takes a place for a record of n bytes, and memory to encode it in.
@@ -235,24 +330,37 @@ func (t *Transaction) placeAll(pg *PG) Action {
 	return t.b.Post(stepTransact)
 }
 
+// toPlace lists the legs in a placement group that have no intents yet.
+func (t *Transaction) toPlace(pg uint32) (list []*Leg) {
+	for i := range t.Legs {
+		if l := &t.Legs[i]; l.route.PG.ID == pg && !l.IsPlaced {
+			list = append(list, l)
+		}
+	}
+	return list
+}
+
 // addIntents adds what places the intents of the legs in a placement group: the records, then the CASes, each if the
 // one before hit.
 func (t *Transaction) addIntents(pg uint32) {
-	first := true
-	for i := range t.Legs {
-		if l := &t.Legs[i]; l.route.PG.ID == pg {
-			for _, f := range [...]*final{&l.final, &l.intent} {
-				if f.have {
-					t.b.Add(Access{Verb: Write, Space: Heap, Off: f.word.Off(), Buf: f.own})
-				}
+	list := t.toPlace(pg)
+	for _, l := range list {
+		for _, f := range [...]*final{&l.final, &l.intent} {
+			if f.have {
+				t.b.Add(Access{Verb: Write, Space: Heap, Off: f.word.Off(), Buf: f.own})
 			}
 		}
 	}
-	for i := range t.Legs {
-		if l := &t.Legs[i]; l.route.PG.ID == pg {
-			t.swing(l.off, uint64(l.hint.Word), uint64(l.Placed.Word), !first)
+	first := true
+	for i, l := range list {
+		if i > 0 {
+			t.swing(l.off, uint64(l.hint.Word), uint64(l.hint.Word), !first)
 			first = false
 		}
+	}
+	for _, l := range list {
+		t.swing(l.off, uint64(l.hint.Word), uint64(l.Placed.Word), !first)
+		first = false
 	}
 }
 
@@ -266,11 +374,10 @@ func (t *Transaction) placeLast() Action {
 	if !ok || !t.chains(r.PG) {
 		return t.broke()
 	}
+	r.MapVersion = t.b.Route.MapVersion // by which its places were taken
 	t.b.Route = r
 	t.b.NewRound()
-	if t.alone == 0 {
-		t.addIntents(t.Status.PG)
-	}
+	t.addIntents(t.Status.PG)
 	t.swing(t.Status.Off, uint64(t.Found), uint64(t.Found.With(t.Status.Seq, layout.Commit)), len(t.b.Accesses) > 0)
 	for i := range t.Legs {
 		if l := &t.Legs[i]; l.route.PG.ID == t.Status.PG {
@@ -284,39 +391,53 @@ func (t *Transaction) placeLast() Action {
 // Next is Machine.
 func (t *Transaction) Next() Action {
 	t.b.deciding = false
+	switch {
+	case t.finds:
+		return t.found()
+	case t.looked != nil:
+		return t.gotLook(t.looked)
+	}
 	cas := t.b.Accesses
 	for len(cas) > 0 && cas[0].Verb == Write {
 		cas = cas[1:]
 	}
-	hit := func() bool {
+	var missed *Leg
+	hit := func(l *Leg) bool {
 		a := &cas[0]
 		cas = cas[1:]
-		return a.Found == a.Expect
+		if a.Found == a.Expect {
+			return true
+		}
+		if missed == nil && l != nil {
+			missed, l.seen = l, layout.Word(a.Found)
+		}
+		return false
 	}
-	here, missed := t.b.Route.PG.ID, false
-	for i := range t.Legs {
-		if l := &t.Legs[i]; l.route.PG.ID == here && !(t.last && t.alone > 0) {
-			if l.IsPlaced = hit(); l.IsPlaced {
-				l.intent.have, l.final.have = false, false
-			} else if !missed {
-				missed = true
-				t.forget(l)
-			}
+	here := t.b.Route.PG.ID
+	list := t.toPlace(here)
+	for i, l := range list {
+		if i > 0 {
+			hit(l)
+		}
+	}
+	for _, l := range list {
+		if l.IsPlaced = hit(l); l.IsPlaced {
+			l.intent.have, l.final.have = false, false
 		}
 	}
 	switch {
-	case missed:
-		return t.b.Finish(ErrMissed)
+	case missed != nil:
+		return t.missed(missed)
 	case !t.last:
 		return t.placeLast()
 	}
-	if a := &cas[0]; !hit() {
+	if a := &cas[0]; !hit(nil) {
 		t.Found = layout.Status(a.Found)
 		if v, over := t.Found.Of(t.Status.Seq); over || v == layout.Commit || t.Found.Check(t.Status.Off) != nil {
 			return t.broke()
 		} else if v == layout.Undecided {
 			// The caller did not know the word before.
-			if t.alone++; t.alone > maxRetries {
+			if t.looks++; t.looks > maxRetries {
 				return t.broke()
 			}
 			return t.placeLast()
@@ -327,7 +448,7 @@ func (t *Transaction) Next() Action {
 	t.Found, t.Verdict = t.Found.With(t.Status.Seq, layout.Commit), layout.Commit
 	for i := range t.Legs {
 		if l := &t.Legs[i]; l.route.PG.ID == here {
-			if l.Settled = hit(); l.Settled {
+			if l.Settled = hit(nil); l.Settled {
 				t.settled(l)
 			}
 		}
@@ -335,14 +456,81 @@ func (t *Transaction) Next() Action {
 	return t.b.Finish(nil)
 }
 
+// missed goes on when l's slot did not hold the word of its hint.
+func (t *Transaction) missed(l *Leg) Action {
+	if t.looks++; t.looks > maxRetries {
+		return t.b.Finish(ErrMissed)
+	}
+	if h, ok := t.remembered(l); ok && h.Word != l.hint.Word { // others of the session were there
+		return t.renew(l, h)
+	}
+	return t.lookAt(l) // the hint stays: others begin with a look, too, and the next COMMIT replaces it
+}
+
+// lookAt reads l's slot, and the record under what that held.
+func (t *Transaction) lookAt(l *Leg) Action {
+	if l.word == nil {
+		l.word = t.b.Buf(8)
+	}
+	t.b.NewRound()
+	t.b.Route = Route{PG: l.route.PG, MapVersion: t.b.Route.MapVersion}
+	t.b.Add(Access{Verb: Read, Space: Index, Off: l.off, Buf: l.word})
+	if l.isSeen() {
+		if n := l.seen.ReadLen(); cap(l.rec) < n {
+			l.rec = t.b.Buf(n)
+		}
+		l.rec = l.rec[:l.seen.ReadLen()]
+		t.b.Add(Access{Verb: Read, Space: Heap, Off: l.seen.Off(), Buf: l.rec})
+	}
+	t.looked = l
+	return t.b.Post(stepTransact)
+}
+
+// isSeen reports whether l's key may have the record under the word that its slot held.
+func (l *Leg) isSeen() bool {
+	x := l.seen
+	return x.State() == layout.Live && x.FP() == layout.FP(l.Hash) && layout.InHeap(x, l.route.PG.HeapLo,
+		l.route.PG.HeapHi) && x.ReadLen() <= maxLook
+}
+
+// maxLook is the longest record that is read for a hint, in bytes.
+const maxLook = 64 << 10
+
+// gotLook makes l's hint anew. A slot that changes, or has somebody's intent, is looked at again.
+func (t *Transaction) gotLook(l *Leg) Action {
+	t.looked = nil
+	x := wordAt(l.word)
+	if x == l.seen && l.isSeen() {
+		var r layout.Record
+		if r.Parse(l.rec) != nil || !bytes.Equal(r.Key, l.Key) {
+			return t.b.Finish(ErrMissed)
+		}
+		return t.renew(l, Hint{Word: x, Version: r.Version, Shard: l.route.Shard, Slot: l.hint.Slot,
+			Flags: HintFlagsOf(r.Flags, r.Expiry)})
+	}
+	if l.seen = x; !l.isSeen() && x.State() != layout.Frozen {
+		return t.b.Finish(ErrMissed)
+	}
+	if t.looks++; t.looks > maxRetries {
+		return t.b.Finish(ErrMissed)
+	}
+	return t.lookAt(l)
+}
+
+// renew goes on by hint h of l, which stopped a chain or had none.
+func (t *Transaction) renew(l *Leg, h Hint) Action {
+	if !l.suits(&h) {
+		return t.b.Finish(ErrMissed)
+	}
+	l.hint, l.off = h, l.route.SlotOff(l.Hash, h.Slot)
+	t.encode(l)
+	l.lost = false
+	return t.goOn()
+}
+
 // about makes the Op one about l's key, for its Env.
 func (t *Transaction) about(l *Leg) {
 	t.b.Hash, t.b.Check, t.b.Key = l.Hash, l.Check, l.Key
-}
-
-func (t *Transaction) forget(l *Leg) {
-	t.about(l)
-	t.b.env.Forget(t.b.op())
 }
 
 // settled hands over what l's key and its intent named, and remembers what it names now.

@@ -62,16 +62,16 @@ func (w *world) status() layout.Status {
 func TestTransactCosts(t *testing.T) {
 	_, c := transactWorld(t, 1)
 	must(t, c.do(t, "transact", "k=new", "m=new"))
-	if x := c.op.Machine.(*index.Transaction); c.op.Rounds != 1 || c.verbs != 9 || x.Verdict != layout.Commit ||
+	if x := c.op.Machine.(*index.Transaction); c.op.Rounds != 1 || c.verbs != 10 || x.Verdict != layout.Commit ||
 		!x.Legs[0].Settled || !x.Legs[1].Settled {
-		t.Errorf("%d round trips, %d verbs, %v; want 1, 9 and a settled commit", c.op.Rounds, c.verbs, x.Verdict)
+		t.Errorf("%d round trips, %d verbs, %v; want 1, 10 and a settled commit", c.op.Rounds, c.verbs, x.Verdict)
 	}
 	if k, m := c.w.fresh(t, "k"), c.w.fresh(t, "m"); k != "new" || m != "new" {
 		t.Errorf("k is %q, m is %q", k, m)
 	}
 	must(t, c.do(t, "transact", "seq=2", "k=-", "m=newer")) // by the hints that the first one has left
-	if c.op.Rounds != 1 || c.verbs != 8 {
-		t.Errorf("with a delete %d round trips, %d verbs; want 1 and 8", c.op.Rounds, c.verbs)
+	if c.op.Rounds != 1 || c.verbs != 9 {
+		t.Errorf("with a delete %d round trips, %d verbs; want 1 and 9", c.op.Rounds, c.verbs)
 	}
 	if k, m := c.w.fresh(t, "k"), c.w.fresh(t, "m"); k != "" || m != "newer" {
 		t.Errorf("k is %q, m is %q", k, m)
@@ -94,7 +94,6 @@ func TestTransactApart(t *testing.T) {
 	}{
 		"two copies":         {2, func(*client) {}, "k=new m=new"},
 		"no such provider":   {1, func(c *client) { c.unchained = true }, "k=new m=new"},
-		"no hint":            {1, func(c *client) { delete(c.hints, "m") }, "k=new m=new"},
 		"long":               {1, func(*client) {}, "k=new m=kib8"},
 		"no memory":          {1, func(c *client) { c.memory = 3 }, "k=new m=new"},
 		"one that expires":   {1, hint(func(h *index.Hint) { h.Flags = index.HintExpires }), "k=new m=new"},
@@ -114,30 +113,106 @@ func TestTransactApart(t *testing.T) {
 	}
 }
 
-// TestTransactStops: a key that has changed stops the chain. Placed intents are told, and nothing is decided.
+// TestTransactLooks: a key that has changed stops the chain before any intent is there. Its slot is looked at, and the
+// chain posted again. The session's own hint does without the look.
+func TestTransactLooks(t *testing.T) {
+	for _, stale := range []string{"k", "m"} {
+		for rounds := int32(2); rounds <= 3; rounds++ {
+			w, c := transactWorld(t, 1, stale)
+			if err := c.start(fields("transact k=new m=new")); err != nil {
+				t.Fatal(err)
+			}
+			c.advance(1<<30, noFault)
+			if w.frozen() != 0 || w.status() != 0 {
+				t.Errorf("%s changed: %d intents, status %v", stale, w.frozen(), w.status())
+			}
+			if rounds == 2 {
+				c.hints[stale] = w.client(2).hints[stale]
+			}
+			if _, err := c.run(9); err != nil || c.op.Err != nil || c.op.Rounds != rounds {
+				t.Errorf("%s changed: %v, %v after %d round trips, want %d", stale, err, c.op.Err, c.op.Rounds, rounds)
+			}
+			if k, m := w.fresh(t, "k"), w.fresh(t, "m"); k != "new" || m != "new" {
+				t.Errorf("%s changed: k is %q, m is %q", stale, k, m)
+			}
+		}
+	}
+}
+
+// TestTransactFinds: a key without a hint is looked for in its group. An absent key, and keys whose fingerprints are
+// equal, are left to other operations.
+func TestTransactFinds(t *testing.T) {
+	w, c := transactWorld(t, 1)
+	delete(c.hints, "m")
+	must(t, c.do(t, "transact", "k=new", "m=new"))
+	if c.op.Rounds != 3 || c.verbs != 13 || w.fresh(t, "m") != "new" {
+		t.Errorf("%d round trips, %d verbs, m is %q; want 3 and 13", c.op.Rounds, c.verbs, w.fresh(t, "m"))
+	}
+	w, c = transactWorld(t, 1)
+	if err := c.do(t, "transact", "k=new", "n=new"); !errors.Is(err, index.ErrApart) || w.status() != 0 ||
+		w.fresh(t, "k") != "old" {
+		t.Errorf("an absent key: %v, status %v, k is %q", err, w.status(), w.fresh(t, "k"))
+	}
+	must(t, w.client(2).do(t, "put", "mm", "other"))
+	delete(c.hints, "m")
+	if err := c.do(t, "transact", "k=new", "m=new"); !errors.Is(err, index.ErrApart) || w.fresh(t, "mm") != "other" {
+		t.Errorf("keys of one fingerprint: %v, mm is %q", err, w.fresh(t, "mm"))
+	}
+}
+
+// frozen counts the intents in the slots of the keys' group.
+func (w *world) frozen() (n int) {
+	g := layout.Group(w.region[0][home():][:layout.GroupSize])
+	for i := range layout.GroupSlots {
+		if g.Slot(i).State() == layout.Frozen {
+			n++
+		}
+	}
+	return n
+}
+
+// TestTransactStops: a key that has gone, or has changed against the condition, leaves the rest to other operations. So
+// does one whose slot shows intents for long. Placed intents are told, and nothing is decided.
 func TestTransactStops(t *testing.T) {
-	for stale, placed := range map[string][2]bool{"k": {}, "m": {true, false}} {
-		w, c := transactWorld(t, 1, stale)
-		err := c.do(t, "transact", "k=new", "m=new")
-		x := c.op.Machine.(*index.Transaction)
-		if got := [2]bool{x.Legs[0].IsPlaced, x.Legs[1].IsPlaced}; !errors.Is(err, index.ErrMissed) || got != placed {
-			t.Errorf("%s changed: %v, placed %v; want %v, %v", stale, err, got, index.ErrMissed, placed)
-		}
-		if s := w.status(); s != 0 {
-			t.Errorf("%s changed: the status word says %v", stale, s)
-		}
-		if _, ok := c.hints[stale]; ok {
-			t.Errorf("%s changed, and the hint that did not hold is kept", stale)
-		}
-		for _, k := range []string{"k", "m"} {
-			want := "old"
-			if k == stale {
-				want = "stale"
+	for name, x := range map[string]struct {
+		change string
+		rounds int32
+	}{
+		"deleted": {"del m", 2},
+		"intent":  {"prepare m put other x=1 seq=1", 9},
+		"expires": {"put m newer expiry=5000", 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c := transactWorld(t, 1)
+			if err := c.start(fields("transact k=new m=new")); err != nil {
+				t.Fatal(err)
 			}
-			if got := w.fresh(t, k); got != want {
-				t.Errorf("%s changed: %s is %q, want %q", stale, k, got, want)
+			c.advance(6, noFault) // the records, the look at m, the intent of k
+			must(t, w.client(2).do(t, fields(x.change)...))
+			_, err := c.run(30)
+			z := c.op.Machine.(*index.Transaction)
+			if got := [2]bool{z.Legs[0].IsPlaced, z.Legs[1].IsPlaced}; err != nil ||
+				!errors.Is(c.op.Err, index.ErrMissed) || got != [2]bool{true, false} {
+				t.Errorf("%v, %v, placed %v; want %v, the first alone", err, c.op.Err, got, index.ErrMissed)
 			}
-		}
+			if w.status() != 0 || c.op.Rounds != x.rounds {
+				t.Errorf("the status word says %v after %d round trips, want %d", w.status(), c.op.Rounds, x.rounds)
+			}
+			if got := w.fresh(t, "k"); got != "old" {
+				t.Errorf("k is %q", got)
+			}
+		})
+	}
+	// The intent that is there already stays, and the chain goes on behind it.
+	w, c := transactWorld(t, 1)
+	if err := c.start(fields("transact k=new m=new")); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(6, noFault)
+	must(t, w.client(2).do(t, "put", "m", "newer"))
+	if _, err := c.run(9); err != nil || c.op.Err != nil || c.op.Rounds != 3 || w.fresh(t, "m") != "new" ||
+		w.fresh(t, "k") != "new" {
+		t.Errorf("%v, %v after %d round trips; m is %q", err, c.op.Err, c.op.Rounds, w.fresh(t, "m"))
 	}
 }
 

@@ -153,11 +153,11 @@ func txnCached(n uint64) want {
 }
 
 // txnChained is the same where a chain stops at a miss, and the keys are in one placement group: with one replica the
-// chain also decides, and settles.
+// chain also decides, and settles. It asks for each slot word but one before it changes any.
 func txnChained(n uint64) want {
 	return func(r uint64) Cost {
 		if r == 1 {
-			return Cost{RTT: 1, Verbs: 4*n + 1}
+			return Cost{RTT: 1, Verbs: 5 * n}
 		}
 		return txnCached(n)(r)
 	}

@@ -112,7 +112,7 @@ func (s *fakeSession) MultiGet(ctx context.Context, keys [][]byte) []client.Resu
 // MultiCAS costs what a transaction with one replica does, settled before the answer.
 func (s *fakeSession) MultiCAS(_ context.Context, ops []client.Op) error {
 	if s.s.Connections != nil && s.known[string(ops[0].Key)] {
-		s.take("transact", 1+s.f.decideRTT, 4*uint64(len(ops))+1)
+		s.take("transact", 1+s.f.decideRTT, 5*uint64(len(ops)))
 		return nil
 	}
 	for _, o := range ops {
@@ -168,7 +168,7 @@ func TestChains(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		if n, found := strings.CutPrefix(r.Operation, "MULTI-CAS of "); found {
-			if want := map[byte]uint64{'2': 9, '4': 17}[n[0]]; r.RTT != 1 || r.Verbs != want || r.Behind != 0 {
+			if want := map[byte]uint64{'2': 10, '4': 20}[n[0]]; r.RTT != 1 || r.Verbs != want || r.Behind != 0 {
 				t.Errorf("%s: %d / %d + %d, want 1 / %d", r.Operation, r.RTT, r.Verbs, r.Behind, want)
 			}
 		}

@@ -85,6 +85,12 @@ func chained(c Config) Config {
 	return pair(1, c)
 }
 
+// cold is c without hints: keys are looked for.
+func cold(c Config) Config {
+	c.Warm = false
+	return c
+}
+
 // chainScopes are exhaustive ones with transactions that are one chain, or two.
 var chainScopes = map[string]Config{
 	"txn-chain-get": chained(Config{Txns: [][]Part{nearTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 20)}},
@@ -112,6 +118,10 @@ var chainScopes = map[string]Config{
 		Setup:   k0(0), Crashes: 1}),
 	"txn-chain-far-put": chained(Config{Txns: [][]Part{farTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}},
 		Setup: k0(0)}),
+	"txn-chain-cold": cold(chained(Config{Txns: [][]Part{nearTwo}, Setup: kNearTwo(),
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 20), k(Get, 0)}}})),
+	"txn-chain-cold-far": cold(chained(Config{Txns: [][]Part{farTwo}, Setup: k0(0),
+		Scripts: [][]Step{{k(Get, 0), k(Txn, 0)}, {k(Del, 10), k(Get, 0)}}})),
 	"txn-chain-far-next": chained(Config{Txns: [][]Part{farTwo, nearTwo},
 		Setup:   []Step{k(Put, 0), k(Put, 10), k(Put, 20)},
 		Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 10), k(Get, 0)}}}),
@@ -126,6 +136,7 @@ var chainWide = map[string]Config{
 	"txn-chain-reuse":      chainMix(Config{Units: 20, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
 	"txn-chain-restart":    chainMix(Config{Restarts: 2, Crashes: 1, Failures: 1}),
 	"txn-chain-join":       chainMix(Config{Replicas: 2, Missing: 1, Nodes: 3, Janitors: 1, Crashes: 1}),
+	"txn-chain-cold-mix":   cold(chainMix(Config{Crashes: 1, Failures: 1})),
 	"txn-chain-recall": {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 48, HeapUnits: 1, Epochs: 6,
 		Status: 2, Together: true, Txns: [][]Part{nearTwo, {put(20), put(0)}, {del(20), put(0)}}, Scripts: [][]Step{
 			{k(Txn, 0), k(Get, 20), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 20)}, {k(Get, 0), k(Get, 20), k(Put, 0)}},
