@@ -217,13 +217,17 @@ func ourTxns(tb testing.TB, c *client.Client, s *keySet, kind txnKind, g int, sk
 		choosers[k], ops[k] = newChooser(s, k, kind.keys, skewed), make([]client.Op, kind.keys)
 	}
 	return func() txnFigures {
-		before := c.Stats().Ops["prepare"]
+		attempts := func() float64 {
+			ops := c.Stats().Ops
+			return float64(ops["transact"]) + float64(ops["prepare"])/float64(kind.keys)
+		}
+		before := attempts()
 		var n atomic.Int64
 		x := runTxns(tb, g, func(k int) error {
 			n.Add(1)
 			return kind.ours(tb.Context(), c, choosers[k].next(), ops[k], v)
 		})
-		x.retried = float64(c.Stats().Ops["prepare"]-before)/float64(kind.keys)/float64(n.Load()) - 1
+		x.retried = (attempts()-before)/float64(n.Load()) - 1
 		return x
 	}
 }

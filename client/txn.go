@@ -27,7 +27,8 @@ import (
 // kept it from happening until the OpTimeout), or those of a Put; Outcome tells whether it happened.
 //
 // With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the
-// answer.
+// answer. Over shm and tcp, puts and deletes of keys in one placement group of one copy take one round trip and 5n
+// verbs. See "One chain" in docs/protocol.md.
 func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 	if err := checkTxn(ops, c.MaxValueLen()); err != nil {
 		return err
@@ -198,6 +199,7 @@ type decision struct {
 type leg struct {
 	prepare, settle call
 	intent, after   index.Txn // of these calls
+	placed, settled bool      // by together
 }
 
 func (s *sess) newTxn(ops []Op, began uint64, try int) *txn {
@@ -221,9 +223,16 @@ func (t *txn) perform(ctx context.Context) error {
 	}
 	t.at = t.x.at
 	t.at.Seq++
+	if err := t.request(); err != nil {
+		s.status.put(t.x, false)
+		return err
+	}
+	if over, err := t.together(ctx); over {
+		return err
+	}
 	placed, err := t.prepare(ctx)
 	if err == nil {
-		return t.commit(ctx)
+		return t.commit(ctx, layout.Commit)
 	}
 	if !placed && len(t.doubt) == 0 {
 		s.status.put(t.x, false) // nobody knows of it: its number is used again
@@ -251,8 +260,8 @@ func (t *txn) home() (pg uint32, err error) {
 	return sh.PG.ID, nil
 }
 
-// prepare places an intent at every key. err says why not, and placed whether there is one all the same.
-func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
+// request fills in what is asked for each key.
+func (t *txn) request() error {
 	for i := range t.ops {
 		o, q := &t.ops[i], &t.legs[i].prepare
 		q.Kind, q.Key, q.Asker, q.item, q.Cond, q.IfVersion, q.typed = index.Prepare, o.Key, q, &q.own, o.Cond,
@@ -263,7 +272,7 @@ func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 			effect = index.PutKey
 			q.Expiry = expiryAt(o.Expires)
 			if q.Pinned, o.Err = t.s.c.pinnedUntil(o.PinUntil, q.Expiry); o.Err != nil {
-				return false, o.Err
+				return o.Err
 			}
 			q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)
 		case OpDelete:
@@ -273,12 +282,24 @@ func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 		*q.Txn = index.Txn{Status: t.at, Effect: effect, TS: t.began, Coord: uint64(t.s.id),
 			Try: uint8(min(t.try, 255))}
 		t.s.hashKey(q)
-		t.reqs[i] = &q.Op
 	}
-	t.s.core.Do(ctx, t.reqs)
+	return nil
+}
+
+// prepare places an intent at every key that has none. err says why not, and placed whether there is one all the same.
+func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
+	reqs := t.reqs[:0]
+	for i := range t.legs {
+		if !t.legs[i].placed {
+			reqs = append(reqs, &t.legs[i].prepare.Op)
+		}
+	}
+	t.s.core.Do(ctx, reqs)
+	rounds := 0
+	defer func() { t.rounds += rounds }()
 	for i := range t.legs {
 		o, q := &t.ops[i], &t.legs[i].prepare
-		t.rounds = max(t.rounds, int(q.Rounds))
+		rounds = max(rounds, int(q.Rounds))
 		switch o.Err = nil; {
 		case q.Err == nil:
 			placed = true
@@ -332,22 +353,13 @@ type noEffect struct{ err error }
 
 func (e noEffect) Error() string { return e.err.Error() }
 
-// commit decides, when every intent is on every replica.
-func (t *txn) commit(ctx context.Context) error {
-	verdict, rounds, err := t.decide(ctx, layout.Commit)
+// commit decides, when every intent is on every replica; or aborts, unless it is decided.
+func (t *txn) commit(ctx context.Context, as layout.Verdict) error {
+	verdict, rounds, err := t.decide(ctx, as)
 	t.rounds += rounds
 	switch {
 	case err == nil && verdict == layout.Commit:
-		for i := range t.ops {
-			g := &t.legs[i]
-			o := &t.ops[i]
-			if x := g.prepare.own.Expires; o.Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
-				if o.Kind == OpKeep && o.Typed {
-					o.Item = g.prepare.own
-				}
-				o.Item.Version = versionOf(&g.intent.Placed)
-			}
-		}
+		t.answer()
 		t.afterwards(ctx, layout.Commit)
 		return nil
 	case err == nil:
@@ -355,13 +367,7 @@ func (t *txn) commit(ctx context.Context) error {
 		return errTxnLost
 	}
 	t.afterwards(ctx, layout.Undecided)
-	switch {
-	case errors.Is(err, ErrUnknownOutcome), errors.Is(err, index.ErrStatusLost):
-		return fmt.Errorf("MultiCAS: %w: %w", ErrUnknownOutcome, err)
-	case retryable(err):
-		return err
-	}
-	return fmt.Errorf("%w: MultiCAS: %w", ErrUnavailable, err)
+	return t.undecided(err)
 }
 
 // decide swings the status word, and tells what it says then.
@@ -476,7 +482,7 @@ func (t *txn) settles(verdict layout.Verdict) []*engine.Op {
 	left := t.reqs[:0]
 	for i := range t.legs {
 		g := &t.legs[i]
-		if g.prepare.Err != nil {
+		if g.prepare.Err != nil || g.settled {
 			continue
 		}
 		q := &g.settle

@@ -30,6 +30,8 @@ type Router interface {
 	HashOf(key []byte) uint64
 	// Crowded: the shard fills up and should split before it is full.
 	Crowded(shard uint32)
+	// Chains: a chain to the head of pg can stop at a CAS that misses (Access.IfHit).
+	Chains(pg *PG) bool
 	// ReadOnly: the session may not CAS or WRITE.
 	ReadOnly() bool
 }

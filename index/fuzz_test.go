@@ -67,11 +67,22 @@ func FuzzOp(f *testing.F) {
 			}
 			o.Machine = repair.New(o.Kind, x)
 		}
+		if o.Kind == index.Transact {
+			x := &index.Transaction{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1}}
+			for _, k := range []string{"key", "kit"} {
+				x.Legs = append(x.Legs, index.Leg{Key: []byte(k), Hash: hashOf(k), Value: o.Value,
+					Effect: index.PutKey + index.Effect(replicas/2%2), Cond: o.Cond, IfVersion: o.IfVersion})
+			}
+			o.Machine = x
+		}
 		in := hostile{b: data, w: w, op: o}
 		if in.byte()%2 == 0 {
 			c.hints["key"] = index.Hint{Word: in.word(), Slot: in.byte() % 62, Flags: index.HintFlags(in.byte() % 4)}
 			if h := c.hints["key"]; h.Slot >= 30 && h.Slot < index.StashSlot || !h.Word.Readable() {
 				delete(c.hints, "key") // a session remembers only what it saw
+			} else if h.Version = 11; o.Kind == index.Transact && h.Word.State() == layout.Live {
+				h.Flags = 0
+				c.hints["key"], c.hints["kit"] = h, h
 			}
 		}
 		o.Start(c)

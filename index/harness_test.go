@@ -77,28 +77,30 @@ func (w *world) access(slot int) layout.AccessWord {
 
 // client is one session with one operation at a time; it is the operation's Env.
 type client struct {
-	w        *world
-	id       uint32
-	stamp    uint32
-	version  uint64
-	hints    map[string]index.Hint
-	memory   int // allocations left; < 0: no limit
-	places   []string
-	op       *index.Op
-	pos      int        // accesses of this round already performed
-	order    []int      // in which they are
-	rng      *rand.Rand // chains of different replicas run in an order that it chooses; nil: as they stand
-	action   index.Action
-	posted   bool // the round is not over
-	verbs    int
-	bytes    int      // that READs brought, and WRITEs took
-	steps    []string // step of every round
-	modified int
-	crowded  int                              // asks for more room
-	images   []uint64                         // what Image was shown
-	room     int                              // for so many of them
-	txns     map[string]*index.Txn            // by key
-	bases    map[index.StatusAt]layout.Status // by the status word with Seq 0: what it is to hold
+	w         *world
+	id        uint32
+	stamp     uint32
+	version   uint64
+	hints     map[string]index.Hint
+	memory    int // allocations left; < 0: no limit
+	places    []string
+	op        *index.Op
+	pos       int        // accesses of this round already performed
+	order     []int      // in which they are
+	rng       *rand.Rand // chains of different replicas run in an order that it chooses; nil: as they stand
+	action    index.Action
+	posted    bool // the round is not over
+	verbs     int
+	bytes     int      // that READs brought, and WRITEs took
+	steps     []string // step of every round
+	modified  int
+	crowded   int                              // asks for more room
+	images    []uint64                         // what Image was shown
+	room      int                              // for so many of them
+	txns      map[string]*index.Txn            // by key
+	hit       bool                             // the latest CAS took effect
+	unchained bool                             // no chain stops at a miss
+	bases     map[index.StatusAt]layout.Status // by the status word with Seq 0: what it is to hold
 }
 
 func (w *world) client(id uint32) *client {
@@ -180,6 +182,7 @@ func (c *client) RoutePG(id uint32, _ bool) (index.Route, bool) {
 func (c *client) RouteMove(uint32) (index.Route, bool) {
 	return c.w.parent(), !c.w.noRoute && c.w.child != nil && !c.w.moved
 }
+func (c *client) Chains(*index.PG) bool               { return !c.unchained }
 func (c *client) ReadOnly() bool                      { return false }
 func (c *client) HashOf(key []byte) uint64            { return hashOf(string(key)) }
 func (c *client) Crowded(uint32)                      { c.crowded++ }
@@ -415,6 +418,9 @@ func (c *client) start(words []string) error {
 		}
 		o.Kind, o.Machine, rest = index.Evict, repair.New(index.Evict, x), nil
 		o.Key, o.Hash = nil, 0
+	case "transact": // key=value …, a value of "-" deletes
+		c.startTransaction(o, words)
+		rest = nil
 	case "prepare", "decide", "settle":
 		rest = c.startTxn(o, words)
 	case "raw":
@@ -548,8 +554,14 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		case f == failAfter:
 			line = c.mem().perform(a) + "  FAILED after its effect"
 			a.Failed = true
+		case a.IfHit && !c.hit:
+			a.Found = ^a.Expect
+			line = strings.TrimRight(c.mem().describe(a), " ") + "  skipped"
 		default:
 			line = c.mem().perform(a)
+		}
+		if a.Verb == index.CAS {
+			c.hit = a.Found == a.Expect
 		}
 		lines = append(lines, "  "+line)
 	}
@@ -646,6 +658,8 @@ func (c *client) answer() string {
 		return fmt.Sprintf("done: %v next %d end %v %s", keys, o.Scan.Next, o.Scan.End, at)
 	case o.Kind == index.Raw:
 		return fmt.Sprintf("done: %d bytes %s", len(o.Record.Value), at)
+	case o.Kind == index.Transact:
+		return fmt.Sprintf("done: %v %s", o.Machine.(*index.Transaction).Verdict, at)
 	case o.Kind >= index.Sync, o.Kind == index.Settle:
 		return fmt.Sprintf("done: %s", at)
 	case o.Kind == index.Decide:

@@ -101,7 +101,7 @@ func more(a []Access, n int) []Access { return slices.Grow(a, n)[:len(a)+n] }
 // a struct that it wrote in smaller ones a moment ago waits until all of them have left its store buffer.
 func (x *Access) set(v Verb, s Space, replica uint8, off uint64, buf []byte, expect, word uint64) {
 	x.Verb, x.Space, x.Replica, x.Off, x.Buf = v, s, replica, off, buf
-	x.NoWait, x.Failed, x.Refused, x.Apart = false, false, false, 0
+	x.NoWait, x.Failed, x.Refused, x.IfHit, x.Apart = false, false, false, false, 0
 	x.Expect, x.New, x.Found = expect, word, 0
 }
 

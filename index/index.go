@@ -57,6 +57,8 @@ type Access struct {
 	// Apart is not 0 of a READ or a WRITE of a record whose value does not lie in Buf: see Op.ValueOf. Access fills a
 	// cache line.
 	Apart uint8
+	// IfHit, of a CAS: it is skipped unless the CAS in front of it hit; see rdma.IfHit.
+	IfHit bool
 	Off   uint64 // bytes from the start of the region
 	Buf   []byte // READ: destination; WRITE: source
 	// CAS
@@ -148,6 +150,8 @@ const (
 	Drop
 	// Locate finds whether the key's stub names an object, and sees to it that the tail shows what the head does.
 	Locate
+	// Transact is a transaction in one chain, or two; see Transaction.
+	Transact
 	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
@@ -170,12 +174,12 @@ const (
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 25
+const NumKinds = 26
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"exists", "pin", "demote", "promote", "readdress", "drop", "locate", "sync", "move", "clean", "abandon",
-		"relocate", "scrub", "evict", "settle-all"}[min(k, NumKinds-1)]
+		"exists", "pin", "demote", "promote", "readdress", "drop", "locate", "transact", "sync", "move", "clean",
+		"abandon", "relocate", "scrub", "evict", "settle-all"}[min(k, NumKinds-1)]
 }
 
 // Reads reports whether k is about one key and changes nothing.
@@ -260,6 +264,7 @@ const (
 	stepMendSync
 	stepReadObject
 	stepStoreObject
+	stepTransact
 	// The rounds of package index/repair.
 
 	StepReadCopies
@@ -293,7 +298,7 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
 	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
 	"abort-status", "sync-status", "read-intent", "sync-intent",
-	"mend-words", "mend-copies", "mend-write", "mend-sync", "read-object", "store-object",
+	"mend-words", "mend-copies", "mend-write", "mend-sync", "read-object", "store-object", "transact",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words",
 	"set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",

@@ -19,7 +19,7 @@ func (o *Op) checkRequest() {
 	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")
 	a(o.Part == nil || o.Kind == Get && o.Part.Draft == nil || o.draft() != nil, "with a part of what it does not read")
 	a(o.draft() == nil || o.Part.Link == (len(o.Value) == 0), "with a part of nothing, or with more than its parts")
-	a(o.Kind.isWork() == (o.Machine != nil), "without a machine, or with one that is not its")
+	a((o.Kind.isWork() || o.Kind == Transact) == (o.Machine != nil), "without a machine, or with one that is not its")
 	a(o.Kind != Modify || o.Modify != nil, "without a function")
 	a(o.Kind.isTxn() == (o.Txn != nil), "without a transaction, or with one that is not its")
 	a(!o.Kind.isTiered() || o.Tiered != nil || o.Kind == Promote, "with nothing to do")
@@ -44,7 +44,7 @@ func (o *Op) checkAction(act Action) {
 		switch x.Verb {
 		case CAS:
 			a(x.Space == Index, "a CAS outside the index")
-			a(x.Expect != x.New || o.Kind.isWork(), "a CAS that changes nothing") // a header may be as it should be
+			a(x.Expect != x.New || o.Kind.isWork() || o.Kind == Transact, "a CAS that changes nothing")
 			a(!o.env.ReadOnly() || o.Kind.isWork(), "a CAS of a reader")
 		case Write:
 			a(x.Space == Heap, "a WRITE into the index")

@@ -186,7 +186,7 @@ func (o *Op) fault() Action {
 	}
 	o.Accesses = o.Accesses[:0]
 	switch {
-	case o.deciding:
+	case o.deciding && o.Machine == nil: // a Machine begins anew, and knows
 		o.after = stepResolve
 	case o.won:
 		// Decided at A; sync brings the rest of the chain up.

@@ -292,7 +292,7 @@ func (o *Op) Untouched() bool {
 // NotPosted says that the accesses of the last Post were not performed, and will
 // not be; Fail follows. Nothing of them has happened: neither the deciding CAS nor the release of the lock.
 func (o *Op) NotPosted() {
-	if o.step == stepCASSlot {
+	if o.step == stepCASSlot || o.step == stepTransact {
 		o.deciding = false
 	}
 	if !o.lockTried {

@@ -54,6 +54,7 @@ const (
 	Signaled = driver.Signaled
 	Fence    = driver.Fence
 	Inline   = driver.Inline
+	IfHit    = driver.IfHit
 
 	AccessRemoteRead   = driver.AccessRemoteRead
 	AccessRemoteWrite  = driver.AccessRemoteWrite
@@ -198,7 +199,8 @@ func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private 
 	if staged != nil {
 		q = staged.add(pd, q)
 	}
-	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline}, nil
+	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline,
+		stops: d.caps.StopAtMiss}, nil
 }
 
 // ListenOptions configure the passive side; see driver.ListenOptions.
@@ -432,6 +434,7 @@ type QP struct {
 	num       uint32
 	maxMsg    int
 	maxInline int
+	stops     bool // Caps.StopAtMiss
 	count     Counters
 
 	_ cpu.CacheLinePad
@@ -513,6 +516,9 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 // ibv_post_send(3) answers EINVAL for these. Values are checked besides.
 func (q *QP) formed(w *WR) bool {
 	n := len(w.Local)
+	if w.Flags&IfHit != 0 && (w.Op != OpCmpAndSwp || !q.stops) {
+		return false
+	}
 	switch w.Op {
 	case OpRead:
 		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0
@@ -527,6 +533,6 @@ func (q *QP) formed(w *WR) bool {
 
 func (q *QP) badWR(w *WR) error {
 	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 "+
-		"aligned bytes)",
-		ErrBadWR, w.Op, w.Len(), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
+		"aligned bytes; IfHit %t)",
+		ErrBadWR, w.Op, w.Len(), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline, q.stops)
 }

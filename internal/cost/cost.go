@@ -40,6 +40,8 @@ type Options struct {
 	Open func(context.Context) (Session, error)
 	// OpenMirrored opens one with a mirror that remembers four keys at most. Required.
 	OpenMirrored func(context.Context) (Session, error)
+	// Group tells the placement group that a key is in. nil: all are in one.
+	Group func(s Session, key []byte) (uint32, error)
 	// Prefix begins every key. Required; nobody else may use it meanwhile.
 	Prefix string
 	// Replicas is how many copies the keys have. Default 1.
@@ -148,6 +150,27 @@ var (
 // decides, and behind the answer each key's slot word goes on.
 func txnCached(n uint64) want {
 	return func(r uint64) Cost { return Cost{RTT: 2 * r, Verbs: 3*n*r + r, Behind: n * r} }
+}
+
+// txnChained is the same where a chain stops at a miss, and the keys are in one placement group: with one replica the
+// chain also decides, and settles. It asks for each slot word but one before it changes any.
+func txnChained(n uint64) want {
+	return func(r uint64) Cost {
+		if r == 1 {
+			return Cost{RTT: 1, Verbs: 5 * n}
+		}
+		return txnCached(n)(r)
+	}
+}
+
+// chains reports whether all providers that a session uses have Caps.StopAtMiss.
+func chains(s client.Stats) bool {
+	for _, p := range s.Connections {
+		if p != "shm" && p != "tcp" {
+			return false
+		}
+	}
+	return len(s.Connections) > 0
 }
 
 // of is the cost of n keys at once, which share their round trips.
@@ -437,12 +460,16 @@ func (m *measurement) multiGet(s Session, keys [][]byte) (Count, error) {
 	return c, nil
 }
 
-// multiCAS counts transactions that put the same n keys again and again. The first two of them, which make the keys,
-// take status words and remember where the keys are, do not count.
+// multiCAS counts transactions that put the same n keys of one placement group again and again. The first two of them,
+// which make the keys, take status words and remember where the keys are, do not count.
 func (m *measurement) multiCAS(s Session, n int) (Row, error) {
 	name := fmt.Sprintf("MULTI-CAS of %d, cached", n)
 	ops := make([]client.Op, n)
-	for i, k := range m.keys(fmt.Sprintf("txn%d", n), n) {
+	keys, err := m.together(s, n)
+	if err != nil {
+		return Row{}, fmt.Errorf("cost: %s: %w", name, err)
+	}
+	for i, k := range keys {
 		ops[i] = client.Op{Kind: client.OpPut, Key: k, Value: m.value}
 		m.stored = append(m.stored, k)
 	}
@@ -452,7 +479,7 @@ func (m *measurement) multiCAS(s Session, n int) (Row, error) {
 		if err := s.MultiCAS(m.ctx, ops); err != nil {
 			return Row{}, fmt.Errorf("cost: %s: %w", name, err)
 		}
-		after, err := m.settled(s, before.Ops["settle"]+uint64(n))
+		after, err := m.settled(s, before, uint64(n))
 		if err != nil {
 			return Row{}, fmt.Errorf("cost: %s: %w", name, err)
 		}
@@ -464,19 +491,40 @@ func (m *measurement) multiCAS(s Session, n int) (Row, error) {
 		// A settle is one verb a round trip. Its keys are prepared side by side.
 		c.Behind = took("settle")
 		c.Verbs -= c.Behind
-		c.RTT = (took("prepare")+uint64(n)-1)/uint64(n) + took("decide")
+		c.RTT = (took("prepare")+uint64(n)-1)/uint64(n) + took("decide") + took("transact")
 		counts[i] = c
+	}
+	if chains(s.Stats()) {
+		return m.row(name, n, counts, txnChained(uint64(n))), nil
 	}
 	return m.row(name, n, counts, txnCached(uint64(n))), nil
 }
 
-// settled waits until a session has performed n settles, which follow an answer.
-func (m *measurement) settled(s Session, n uint64) (client.Stats, error) {
+// together makes n keys of one placement group.
+func (m *measurement) together(s Session, n int) (keys [][]byte, err error) {
+	groups := map[uint32][][]byte{}
+	for _, k := range m.keys(fmt.Sprintf("txn%d", n), 64*n) {
+		group := uint32(0)
+		if m.o.Group != nil {
+			if group, err = m.o.Group(s, k); err != nil {
+				return nil, err
+			}
+		}
+		if groups[group] = append(groups[group], k); len(groups[group]) == n {
+			return groups[group], nil
+		}
+	}
+	return nil, fmt.Errorf("%d keys are in %d placement groups, and no %d in one", 64*n, len(groups), n)
+}
+
+// settled waits until a session has performed n settles since before, which follow an answer; or none, if the answer
+// had nothing to settle.
+func (m *measurement) settled(s Session, before client.Stats, n uint64) (client.Stats, error) {
 	const limit = 10 * time.Second
 	for end := time.Now().Add(limit); ; {
 		st := s.Stats()
 		switch {
-		case st.Ops["settle"] >= n:
+		case st.Ops["settle"] >= before.Ops["settle"]+n, st.Ops["decide"] == before.Ops["decide"]:
 			return st, nil
 		case time.Now().After(end):
 			return st, fmt.Errorf("%w: nothing was settled for %v", client.ErrUnavailable, limit)

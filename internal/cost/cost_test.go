@@ -18,7 +18,8 @@ type fake struct {
 	getRTT uint64 // more round trips for a GET without a hint
 	// decideRTT are more round trips for each transaction.
 	decideRTT uint64
-	every     int // every so many operations take one verb more; 0: none
+	chains    bool // a transaction is one chain
+	every     int  // every so many operations take one verb more; 0: none
 	ops       int
 	failPut   error
 }
@@ -37,6 +38,9 @@ func (f *fake) session(context.Context) (Session, error) {
 	f.open++
 	s := &fakeSession{f: f, known: map[string]bool{}}
 	s.s.Rounds, s.s.Ops = map[string]uint64{}, map[string]uint64{}
+	if f.chains {
+		s.s.Connections = map[string]string{"m1": "tcp"}
+	}
 	return s, nil
 }
 
@@ -107,12 +111,17 @@ func (s *fakeSession) MultiGet(ctx context.Context, keys [][]byte) []client.Resu
 
 // MultiCAS costs what a transaction with one replica does, settled before the answer.
 func (s *fakeSession) MultiCAS(_ context.Context, ops []client.Op) error {
+	if s.s.Connections != nil && s.known[string(ops[0].Key)] {
+		s.take("transact", 1+s.f.decideRTT, 5*uint64(len(ops)))
+		return nil
+	}
 	for _, o := range ops {
 		s.known[string(o.Key)], s.f.keys[string(o.Key)] = true, true
 		s.take("prepare", 1, 3)
 		s.take("settle", 1, 1)
 		s.s.Ops["settle"]++
 	}
+	s.s.Ops["decide"]++
 	s.take("decide", 1+s.f.decideRTT, 1)
 	return nil
 }
@@ -146,6 +155,26 @@ func TestTable(t *testing.T) {
 		if r.Agree != r.Trials || r.Trials == 0 || r.Doorbells < r.RTT {
 			t.Errorf("%s: %+v", r.Operation, r)
 		}
+	}
+}
+
+// Where a chain stops at a miss, a transaction of one placement group is one chain.
+func TestChains(t *testing.T) {
+	f := newFake()
+	f.chains = true
+	rows := measure(t, f)
+	for _, r := range rows {
+		if !r.OK {
+			t.Errorf("%+v", r)
+		}
+		if n, found := strings.CutPrefix(r.Operation, "MULTI-CAS of "); found {
+			if want := map[byte]uint64{'2': 10, '4': 20}[n[0]]; r.RTT != 1 || r.Verbs != want || r.Behind != 0 {
+				t.Errorf("%s: %d / %d + %d, want 1 / %d", r.Operation, r.RTT, r.Verbs, r.Behind, want)
+			}
+		}
+	}
+	if f.decideRTT = 1; AllOK(measure(t, f)) {
+		t.Error("a further round trip is not noticed")
 	}
 }
 

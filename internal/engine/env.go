@@ -73,6 +73,16 @@ func (t *Task) RouteMove(shard uint32) (index.Route, bool) {
 	return index.Route{}, false
 }
 
+// Chains is index.Router. A connection that is down does not tell.
+func (t *Task) Chains(pg *index.PG) bool {
+	v := t.lane.view
+	if v == nil || v.PG(pg.ID) == nil {
+		return false
+	}
+	c := t.lane.memberConn(v.PG(pg.ID), 0)
+	return c != nil && c.caps.StopAtMiss
+}
+
 func (t *Task) ReadOnly() bool { return t.lane.core.opts.ReadOnly }
 
 func (t *Task) HashOf(key []byte) uint64 { return t.lane.core.opts.Hash(key) }

@@ -157,6 +157,11 @@ func answer(t *Task) {
 				l.expires(o.Expiry, o.Hash)
 			}
 		}
+		if x, ok := o.Machine.(*index.Transaction); ok {
+			for i := range x.Legs {
+				l.expires(x.Legs[i].Expiry, x.Legs[i].Hash)
+			}
+		}
 		l.finished(op)
 	}
 	l.Recycle(t)

@@ -114,7 +114,7 @@ func (l *Lane) post(t *Task) bool {
 func (t *Task) id() uint64 { return uint64(t.gen)<<32 | uint64(t.idx)<<8 }
 
 // request makes wr the access a on the region that k reaches; what a CAS found comes to cell. ID, LKey and all flags
-// but Fence are the caller's.
+// but Fence and IfHit are the caller's.
 func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access, cell []byte) {
 	if a.Space == index.Index {
 		wr.RemoteAddr, wr.RKey = k.IndexBase+a.Off, k.IndexRKey
@@ -131,6 +131,9 @@ func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access,
 		wr.Op, wr.Local = rdma.OpWrite, a.Buf
 	case index.CAS:
 		wr.Op, wr.Local, wr.Compare, wr.Swap = rdma.OpCmpAndSwp, cell, a.Expect, a.New
+		if a.IfHit {
+			wr.Flags |= rdma.IfHit
+		}
 	}
 }
 

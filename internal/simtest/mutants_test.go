@@ -308,6 +308,9 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "transaction") {
 			args = append(args, "-hunt-in", txnPrefix)
 		}
+		if strings.HasPrefix(m.name, "txn-chain") {
+			args = append(args, "-hunt-in", "txn-chain")
+		}
 		if scope := near[m.name]; scope != "" {
 			args = append(args, "-hunt-in", scope)
 		}

@@ -211,7 +211,8 @@ func init() {
 // them.
 var restartMutants = []mutant{
 	{"restart-retries", "restart: what a lost connection takes with it may have happened", []edit{{op,
-		"	case o.deciding:\n		o.after = stepResolve\n	case o.won:\n		// Decided",
+		"	case o.deciding && o.Machine == nil: // a Machine begins anew, and " +
+			"knows\n		o.after = stepResolve\n	case o.won:\n		// Decided",
 		"case o.deciding:\no.deciding, o.written = false, 0\no.retire()\no.after = 0\ncase o.won:\n// Decided"}}},
 	{"restart-forgets-barred", "restart: a process bars all sessions but those that the directory names",
 		[]edit{{played,

@@ -7,6 +7,7 @@ const (
 	blockSim = "internal/simtest/blocks_test.go"
 	lookSim  = "internal/simtest/look_test.go"
 	settles  = "index/repair/settle.go"
+	chains   = "index/transact.go"
 )
 
 // txnMutants are the mistakes in transactions. The searches look for them in scopes with transactions.
@@ -140,4 +141,24 @@ var txnMutants = []mutant{
 		"if it.verdict == layout.Abort && it.in.Parent.State() == layout.Live {\nx, long"}}},
 	{"txn-sweep-frees-final", "transaction: a sweep frees no record that it links", []edit{{settles,
 		"if x.State() == layout.Live && x != s.n {", "if x.State() == layout.Live {"}}},
+	{"txn-chain-decides-anyway", "transaction: the verdict of a chain counts if every intent before it was placed",
+		[]edit{{chains, "layout.Commit)), len(t.b.Accesses) > 0)", "layout.Commit)), false)"}}},
+	{"txn-chain-skips-one", "transaction: a chain stops at the first intent that is not placed", []edit{{chains,
+		"uint64(l.Placed.Word), !first)", "uint64(l.Placed.Word), !first && false)"}}},
+	{"txn-chain-settles-anyway", "transaction: a chain settles what its verdict has decided", []edit{{chains,
+		"uint64(l.decided), true)", "uint64(l.decided), false)"}}},
+	{"txn-chain-broken-begins-anew", "transaction: a chain that broke may have happened", []edit{{chains,
+		"	if t.posted {\n		return t.broke()\n	}\n", ""}}},
+	{"txn-chain-broken-keeps-places", "transaction: a place to which a chain may still come is nobody's",
+		[]edit{{chains, "			b.env.Leak(l.route.PG, p.word)\n", "b.env.Unuse(l.route.PG, p.word)\n"}}},
+	{"txn-chain-frees-unsettled", "transaction: the record before goes when the intent is gone", []edit{{chains,
+		"if l.Settled = hit(nil); l.Settled {", "if l.Settled = hit(nil); true {"}}},
+	{"txn-chain-decides-early", "transaction: the intents in another placement group are there before the verdict",
+		[]edit{{chains, "l.route.PG.ID != t.Status.PG && !l.IsPlaced {", "l.route.PG.ID != t.Status.PG && false {"}}},
+	{"txn-chain-forgets-the-rest", "transaction: intents in another placement group are settled behind the answer",
+		[]edit{{coordSim, "			t.placed[i] = !l.Settled\n", "t.placed[i] = !l.Settled && i > 0\n"}}},
+	{"txn-chain-old-parent", "transaction: a chain that is posted again goes by the new hint", []edit{{chains,
+		"	t.encode(l)\n	l.lost = false\n", "l.lost = false\n"}}},
+	{"txn-chain-forgets-its-map", "transaction: a chain acts by the map by which its places were taken", []edit{{chains,
+		"	r.MapVersion = t.b.Route.MapVersion // by which its places were taken\n", ""}}},
 }

@@ -71,6 +71,101 @@ var txnScopes = map[string]Config{
 		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
 }
 
+// nearTwo are two keys of one placement group, and farTwo of two: what one chain and two chains are about.
+var (
+	nearTwo = []Part{put(0), put(20)}
+	farTwo  = []Part{put(10), put(0)}
+)
+
+func kNearTwo() []Step { return []Step{k(Put, 0), k(Put, 20)} }
+
+// chained is pair for transactions that are tried as one chain first.
+func chained(c Config) Config {
+	c.Together = true
+	return pair(1, c)
+}
+
+// cold is c without hints: keys are looked for.
+func cold(c Config) Config {
+	c.Warm = false
+	return c
+}
+
+// chainScopes are exhaustive ones with transactions that are one chain, or two.
+var chainScopes = map[string]Config{
+	"txn-chain-get": chained(Config{Txns: [][]Part{nearTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 20)}},
+		Setup: kNearTwo()}),
+	"txn-chain-get-back": chained(Config{Txns: [][]Part{nearTwo},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 20), k(Get, 0)}},
+		Setup:   kNearTwo(), Crashes: 1}),
+	"txn-chain-put": chained(Config{Txns: [][]Part{nearTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 20), k(Get, 0)}},
+		Setup: kNearTwo()}),
+	"txn-chain-txn": chained(Config{Txns: [][]Part{nearTwo, {put(20), del(0)}},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: kNearTwo()}),
+	"txn-chain-next": chained(Config{Txns: [][]Part{nearTwo, {del(20), put(0)}}, Setup: kNearTwo(),
+		Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0), k(Get, 20)}}}),
+	"txn-chain-if": chained(Config{Txns: [][]Part{{put(0, index.IfVersion), put(20)}}, Setup: kNearTwo(),
+		Scripts: [][]Step{{k(Get, 0), k(Txn, 0)}, {k(Put, 0), k(Get, 20)}}}),
+	"txn-chain-fault": chained(Config{Txns: [][]Part{nearTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0)}},
+		Setup: kNearTwo(), Failures: 1}),
+	"txn-chain-deadline": chained(Config{Txns: [][]Part{nearTwo},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 20)}},
+		Setup:   kNearTwo(), Deadlines: 1}),
+	"txn-chain-far-get": chained(Config{Txns: [][]Part{farTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}},
+		Setup: k0(0)}),
+	"txn-chain-far-back": chained(Config{Txns: [][]Part{farTwo},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}},
+		Setup:   k0(0), Crashes: 1}),
+	"txn-chain-far-put": chained(Config{Txns: [][]Part{farTwo}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}},
+		Setup: k0(0)}),
+	"txn-chain-cold": cold(chained(Config{Txns: [][]Part{nearTwo}, Setup: kNearTwo(),
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 20), k(Get, 0)}}})),
+	"txn-chain-cold-far": cold(chained(Config{Txns: [][]Part{farTwo}, Setup: k0(0),
+		Scripts: [][]Step{{k(Get, 0), k(Txn, 0)}, {k(Del, 10), k(Get, 0)}}})),
+	"txn-chain-far-next": chained(Config{Txns: [][]Part{farTwo, nearTwo},
+		Setup:   []Step{k(Put, 0), k(Put, 10), k(Put, 20)},
+		Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 10), k(Get, 0)}}}),
+	"txn-chain-far-txn": chained(Config{Txns: [][]Part{farTwo, {put(0), del(10)}},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
+}
+
+// chainWide are random ones of the same kind.
+var chainWide = map[string]Config{
+	"txn-chain":            chainMix(Config{WritePieces: 2, ReadPieces: 2}),
+	"txn-chain-fault-wide": chainMix(Config{Crashes: 1, Deadlines: 1, Failures: 2, WritePieces: 2}),
+	"txn-chain-reuse":      chainMix(Config{Units: 20, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
+	"txn-chain-restart":    chainMix(Config{Restarts: 2, Crashes: 1, Failures: 1}),
+	"txn-chain-join":       chainMix(Config{Replicas: 2, Missing: 1, Nodes: 3, Janitors: 1, Crashes: 1}),
+	"txn-chain-cold-mix":   cold(chainMix(Config{Crashes: 1, Failures: 1})),
+	"txn-chain-recall": {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 48, HeapUnits: 1, Epochs: 6,
+		Status: 2, Together: true, Txns: [][]Part{nearTwo, {put(20), put(0)}, {del(20), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 20), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 20)}, {k(Get, 0), k(Get, 20), k(Put, 0)}},
+		Setup: kNearTwo(), Warm: true},
+	"txn-chain-split": {Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Together: true,
+		Txns: [][]Part{nearTwo, {put(20), put(0)}, {put(12), del(20)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 20), k(Txn, 2), k(Put, 20)}, {k(Txn, 1), k(Put, 20), k(Txn, 0)},
+			{k(Get, 0), k(Get, 20), k(Get, 12), k(Put, 0)}}, Setup: kNearTwo(), Warm: true},
+	"txn-chain-migrate": {PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Together: true,
+		Txns: [][]Part{nearTwo, {put(20), put(0)}, {del(20), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 20), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 20)}, {k(Get, 0), k(Get, 20), k(Put, 0)}},
+		Setup: kNearTwo(), Warm: true},
+}
+
+// chainMix are scripts with transactions of one chain and of two beside every key operation.
+func chainMix(c Config) Config {
+	c.Txns = [][]Part{nearTwo, {put(20), del(0)}, farTwo, {put(0, index.IfVersion), put(20)},
+		{put(0), put(20), put(10)},
+		{keep(0), put(20)}}
+	c.Scripts = [][]Step{
+		{k(Txn, 0), k(Get, 20), k(Get, 0), k(Txn, 3), k(Txn, 4)},
+		{k(Get, 0), k(Get, 10), k(Put, 0), k(Get, 20), k(CAS, 20)},
+		{k(Txn, 1), k(Get, 0), k(Txn, 2), k(Txn, 5), k(Del, 10)},
+	}
+	c.Setup = []Step{k(Put, 0), k(Put, 10), k(Put, 20)}
+	c.Status, c.Together = 2, true
+	return pair(max(c.Replicas, 1), c)
+}
+
 // txnLong are the scopes whose values go to chunks, all or some of them.
 var (
 	txnLong = map[string]Config{
@@ -232,6 +327,8 @@ var txnWide = map[string]Config{
 func init() {
 	maps.Copy(scopes, txnScopes)
 	maps.Copy(scopes, txnLong)
+	maps.Copy(scopes, chainScopes)
+	maps.Copy(txnWide, chainWide)
 	maps.Copy(txnWide, txnLongWide)
 	maps.Copy(wide, txnWide)
 	for name := range txnWide {

@@ -69,6 +69,10 @@ type transaction struct {
 	out      Outcome // OK as long as nothing speaks against it
 	doubt    bool    // an intent may be there, or come, of which nothing is known
 	answered bool
+	whole    []uint32 // by part
+	versions []uint64 // by part, of its condition
+	chain    *index.Transaction
+	broken   bool // a try as one chain has left it open whether it happened
 }
 
 // statusBase is where the status words are, in every placement group.
@@ -100,7 +104,7 @@ func (c *cl) beginTxn(parts []Part) {
 		return
 	}
 	w, x := c.w, c.status[i]
-	t := &transaction{c: c, x: x, at: x.at, stage: index.Prepare, out: OK, placed: make([]bool, len(parts))}
+	t := &transaction{c: c, x: x, at: x.at, out: OK, placed: make([]bool, len(parts))}
 	t.at.Seq = x.seq + 1
 	e := &Event{Client: c.i, Verb: Txn, Call: w.tick()}
 	var whole []uint32
@@ -119,21 +123,91 @@ func (c *cl) beginTxn(parts []Part) {
 		t.reqs = append(t.reqs, &index.Txn{Status: t.at, Effect: p.Effect, TS: uint64(c.pos), Coord: uint64(c.id)})
 	}
 	x.busy = true
-	t.e = e
+	t.e, t.whole = e, whole
+	for _, p := range parts {
+		t.versions = append(t.versions, c.seen[p.Key].version)
+	}
 	c.txns = append(c.txns, t)
+	if !w.cfg.Together || slices.ContainsFunc(parts, func(p Part) bool {
+		return p.Effect == index.KeepKey || p.Cond != index.Always && p.Cond != index.IfVersion
+	}) {
+		t.prepare()
+		return
+	}
+	t.stage = index.Transact
+	r := t.newRun(-1)
+	if r == nil {
+		return
+	}
+	z := &index.Transaction{Status: t.at, TS: uint64(c.pos), Coord: uint64(c.id), Found: x.word}
+	for i := range e.Parts {
+		p := &e.Parts[i]
+		l := index.Leg{Key: keyOf(p.Key), Value: []byte(p.value), Effect: p.Effect, Cond: p.Cond,
+			IfVersion: t.versions[i]}
+		l.Hash, l.Check = hashOf(p.Key)
+		z.Legs = append(z.Legs, l)
+	}
+	t.chain = z
+	r.t.Op.Kind, r.t.Op.Machine = index.Transact, z
+	t.start([]*running{r})
+}
+
+// prepare places the intents that are not there yet.
+func (t *transaction) prepare() {
+	t.stage = index.Prepare
 	var runs []*running
-	for i := range parts {
+	for i := range t.e.Parts {
+		if t.placed[i] {
+			continue
+		}
 		if r := t.newRun(i); r != nil {
 			o := &r.t.Op
-			p := &e.Parts[i]
-			o.Kind, o.Cond, o.Value, o.Whole = index.Prepare, p.Cond, []byte(p.value), whole[i]
-			if p.Cond == index.IfVersion {
-				o.IfVersion = c.seen[p.Key].version
-			}
+			p := &t.e.Parts[i]
+			o.Kind, o.Cond, o.Value, o.Whole, o.IfVersion = index.Prepare, p.Cond, []byte(p.value), t.whole[i],
+				t.versions[i]
 			runs = append(runs, r)
 		}
 	}
 	t.start(runs)
+}
+
+// together takes the end of a try as one chain.
+func (t *transaction) together(err error) {
+	if t.c.life != live {
+		return
+	}
+	z := t.chain
+	for i := range z.Legs {
+		l := &z.Legs[i]
+		t.reqs[i].Placed = l.Placed
+		if l.IsPlaced {
+			t.placed[i] = !l.Settled
+		}
+	}
+	switch {
+	case errors.Is(err, index.ErrApart), errors.Is(err, index.ErrMissed):
+		t.prepare()
+	case errors.Is(err, index.ErrBroken):
+		// It may be decided, and any of its intents there; nothing comes any more.
+		for i := range t.placed {
+			t.placed[i] = true
+		}
+		t.broken = true
+		t.decide()
+	case err != nil:
+		out := NotDone
+		if errors.Is(err, index.ErrUnknown) {
+			out = Unknown
+		}
+		t.answer(out)
+		t.drop() // with its word
+	default:
+		t.x.word = z.Found
+		if z.Verdict != layout.Commit {
+			t.out = NotDone
+		}
+		t.settleIntents(z.Verdict)
+	}
 }
 
 func (t *transaction) newRun(i int) *running {
@@ -165,6 +239,8 @@ func (t *transaction) over(r *running, err error) {
 	t.c.tell(uint64(t.stage), uint64(r.part+1), uint64(outcomeOf(err)))
 	t.left--
 	switch t.stage {
+	case index.Transact:
+		t.together(err)
 	case index.Prepare:
 		switch {
 		case err == nil:
@@ -226,7 +302,7 @@ func (t *transaction) decide() {
 		return
 	}
 	verdict := layout.Abort
-	if t.out == OK {
+	if t.out == OK && !t.broken {
 		verdict = layout.Commit
 	}
 	r.t.Op.Kind = index.Decide
@@ -252,6 +328,11 @@ func (t *transaction) decided(op *index.Op, err error) {
 	if t.out == OK && v != layout.Commit {
 		t.out = NotDone
 	}
+	t.settleIntents(v)
+}
+
+// settleIntents answers, and takes away the intents that are left.
+func (t *transaction) settleIntents(v layout.Verdict) {
 	t.answer(t.out)
 	t.stage = index.Settle
 	var runs []*running
@@ -295,7 +376,7 @@ func (t *transaction) drop() {
 func (c *cl) loseTxns() {
 	for _, t := range slices.Clone(c.txns) {
 		out := NotDone // it is never posted
-		if t.stage == index.Decide && t.out == OK {
+		if (t.stage == index.Decide || t.stage == index.Transact) && t.out == OK {
 			out = Unknown
 		}
 		t.answer(out)

@@ -147,6 +147,8 @@ type Config struct {
 	Txns   [][]Part
 	Status int
 	Halves bool
+	// Together: transactions that can be are tried as one chain first.
+	Together bool
 	// Heirs is how many clients, the last ones, begin without status words. Then the directory grants those of sessions
 	// that have ended again, once a janitor has settled what these left.
 	Heirs int

@@ -73,6 +73,10 @@ const (
 	// Inline copies Local during PostSend, so the caller may reuse it at once.
 	// WRITE only, at most Caps.MaxInline bytes.
 	Inline
+	// IfHit lets a CMP_AND_SWP take effect only if the latest CMP_AND_SWP in front of it on the QP took effect. Else it
+	// is skipped: it completes, Local receives the complement of Compare, and it counts as one that missed. So a
+	// chain of them stops at the first that misses. Only if Caps.StopAtMiss.
+	IfHit
 )
 
 // WR is one work request. Local must lie inside the local MR that LKey names.
@@ -161,6 +165,8 @@ type Caps struct {
 	// AtomicThenRead: a READ posted behind an atomic on one QP sees its effect
 	// without Fence.
 	AtomicThenRead bool
+	// StopAtMiss: WRs may have the flag IfHit.
+	StopAtMiss bool
 	// TearBytes is the largest aligned unit that a READ sees whole; at least 8.
 	TearBytes int
 	MaxInline int // bytes

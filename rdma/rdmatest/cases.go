@@ -24,6 +24,7 @@ var (
 	sums           = capability{"Sums", func(c rdma.Caps) bool { return c.Sums }}
 	maps           = capability{"Maps", func(c rdma.Caps) bool { return c.Maps }}
 	reasons        = capability{"not SilentRefusals", func(c rdma.Caps) bool { return !c.SilentRefusals }}
+	stopAtMiss     = capability{"StopAtMiss", func(c rdma.Caps) bool { return c.StopAtMiss }}
 	synchronous    = capability{"Synchronous", func(c rdma.Caps) bool { return c.Synchronous }}
 )
 
@@ -88,6 +89,8 @@ var cases = []struct {
 	{"read-sees-earlier-cas", readAfterCAS, []capability{atomics, atomicThenRead}},
 	{"fenced-read-sees-earlier-cas", fencedReadAfterCAS, []capability{atomics}},
 	{"fence-behind-work-that-has-no-wc", fenceBehindUnsignaled, []capability{atomics}},
+	{"chain-stops-at-a-miss", stopsAtMiss, []capability{atomics, stopAtMiss}},
+	{"stop-at-miss-of-what-is-no-cas-is-bad-wr", stopBadWR, nil},
 	{"wcs-come-in-posting-order", wcOrder, nil},
 	{"qps-share-a-cq", sharedCQ, nil},
 	{"synchronous-wcs-are-there-after-post", synchronousWCs, []capability{synchronous}},

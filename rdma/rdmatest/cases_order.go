@@ -39,6 +39,98 @@ func chainOrder(t *testing.T, e *Env) {
 	}
 }
 
+// A CAS with IfHit takes effect if the one in front of it did, whatever else is between them, and whichever doorbell
+// brought that. Else it is skipped, and so is all that follows until a CAS without the flag.
+func stopsAtMiss(t *testing.T, e *Env) {
+	mr := e.Memory(64, All)
+	l, other := e.Dial(), e.Dial()
+	var found [5][]byte
+	for i := range found {
+		found[i] = l.Word()
+	}
+	sum, zero := l.Word(), l.Buf(64)
+	ifHit := func(off uint64, local []byte, compare, swap uint64) rdma.WR {
+		w := l.CAS(mr, off, local, compare, swap)
+		w.Flags |= rdma.IfHit
+		return w
+	}
+	words := func(what string, got, want [5]uint64) {
+		t.Helper()
+		if got != want {
+			t.Fatalf("%s: %#x, want %#x", what, got, want)
+		}
+	}
+	// The first that misses is at each place of the chain in turn; len(found): none misses.
+	for miss := range len(found) + 1 {
+		e.Must(l.OK(l.Write(mr, 0, zero)))
+		if miss < len(found) {
+			e.Must(other.OK(other.Add(mr, uint64(8*miss), other.Local.Bytes()[:8], 9)))
+		}
+		chain := []rdma.WR{l.CAS(mr, 0, found[0], 0, 1)}
+		var foundWant, want [5]uint64
+		for i := range found {
+			if i > 0 {
+				chain = append(chain, l.Add(mr, 48, sum, 1), ifHit(uint64(8*i), found[i], 0, 1))
+			}
+			switch {
+			case i < miss:
+				want[i] = 1
+			case i == miss:
+				foundWant[i], want[i] = 9, 9
+			default:
+				foundWant[i] = ^uint64(0)
+			}
+		}
+		if miss%2 == 0 {
+			e.Must(l.OK(chain...))
+		} else {
+			e.Must(l.OK(chain[:3]...))
+			e.Must(l.OK(chain[3:]...))
+		}
+		var got, stored [5]uint64
+		for i := range found {
+			got[i] = Le(found[i])
+			stored[i] = Le(mr.Bytes()[8*i:])
+		}
+		words(fmt.Sprintf("miss at %d: found", miss), got, foundWant)
+		words(fmt.Sprintf("miss at %d: memory", miss), stored, want)
+		if n := Le(mr.Bytes()[48:]); n != 4 {
+			t.Fatalf("%d of 4 other WRs took effect", n)
+		}
+		// A CAS without the flag begins anew.
+		e.Must(l.OK(l.CAS(mr, 56, found[0], 0, 5), ifHit(56, found[1], 5, 6)))
+		if n := Le(mr.Bytes()[56:]); n != 6 {
+			t.Fatalf("behind a chain that stopped at %d: %d, want 6", miss, n)
+		}
+	}
+	// Nobody else's CAS counts.
+	e.Must(other.OK(other.CAS(mr, 8, other.Local.Bytes()[:8], 77, 78)))
+	e.Must(l.OK(ifHit(56, found[0], 6, 7)))
+	fresh := e.Dial()
+	w := fresh.CAS(mr, 56, fresh.Word(), 7, 8)
+	w.Flags |= rdma.IfHit
+	e.Must(fresh.OK(w))
+	if n := Le(mr.Bytes()[56:]); n != 7 {
+		t.Fatalf("behind another connection's miss, and before any CAS: %d, want 7", n)
+	}
+}
+
+// stopBadWR: the flag is for a CMP_AND_SWP, of a provider that has it.
+func stopBadWR(t *testing.T, e *Env) {
+	mr := e.Memory(64, All)
+	l := e.Dial()
+	for _, w := range []rdma.WR{l.Read(mr, 0, l.Word()), l.Write(mr, 0, l.Word()), l.Add(mr, 0, l.Word(), 1),
+		l.CAS(mr, 0, l.Word(), 0, 1)} {
+		if w.Op == rdma.OpCmpAndSwp && e.H.Active.Caps().StopAtMiss {
+			continue
+		}
+		w.Flags |= rdma.IfHit
+		if _, err := l.QP.PostSend([]rdma.WR{w}); !errors.Is(err, rdma.ErrBadWR) {
+			t.Errorf("%v with IfHit: %v, want %v", w.Op, err, rdma.ErrBadWR)
+		}
+	}
+}
+
 // Each record is WRITTEN to fresh memory and then linked by a CAS, as an index
 // does; a reader that finds the link must find the whole record.
 func writeBeforeCAS(t *testing.T, e *Env) {

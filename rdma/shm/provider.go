@@ -178,6 +178,7 @@ func (d *Device) Caps() driver.Caps {
 	return driver.Caps{
 		AtomicScope:    driver.AtomicCPU,
 		AtomicThenRead: true,
+		StopAtMiss:     true,
 		TearBytes:      8,
 		MaxInline:      maxInline,
 		MaxMsg:         maxMsg,

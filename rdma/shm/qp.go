@@ -55,6 +55,7 @@ type QP struct {
 	// node can write, too.
 	seq    uint64
 	fence  uint64              // for barrier
+	hit    bool                // the latest CMP_AND_SWP took effect
 	deregs uint64              // Device.deregs when local was filled
 	lines  [primeLines]uintptr // of prime
 	epoch  uint64              // table[0] when remote was checked
@@ -164,7 +165,7 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 					wrote = true
 				}
 			default:
-				status = atomically(w, remote)
+				status = q.atomically(w, remote)
 				wrote = false // an atomic instruction drains the store buffer; without tso there are barriers
 			}
 		}
@@ -225,7 +226,7 @@ func (q *QP) prime(wrs []driver.WR) {
 }
 
 // atomically executes an atomic whose bounds and rights have been checked.
-func atomically(w *driver.WR, remote unsafe.Pointer) driver.Status {
+func (q *QP) atomically(w *driver.WR, remote unsafe.Pointer) driver.Status {
 	if len(w.Local) != 8 {
 		return driver.LocQPOpErr
 	}
@@ -233,12 +234,16 @@ func atomically(w *driver.WR, remote unsafe.Pointer) driver.Status {
 		return driver.RemInvReqErr
 	}
 	p, found, ok := (*uint64)(remote), uint64(0), false
-	if w.Op == driver.OpCmpAndSwp {
+	switch {
+	case w.Op != driver.OpCmpAndSwp:
+		found = atomic.AddUint64(p, w.Swap) - w.Swap
+	case w.Flags&driver.IfHit != 0 && !q.hit:
+		found = ^w.Compare
+	default:
 		if found, ok = compareAndSwap(p, w.Compare, w.Swap); !ok {
 			return driver.RemOpErr
 		}
-	} else {
-		found = atomic.AddUint64(p, w.Swap) - w.Swap
+		q.hit = found == w.Compare
 	}
 	binary.NativeEndian.PutUint64(w.Local, found)
 	return driver.Success

@@ -51,6 +51,7 @@ type qp struct {
 	net       []work
 	posted    uint64
 	reclaimed uint64 // WRs before this one hold no send queue slot
+	hit       bool   // the latest CMP_AND_SWP took effect
 	fault     driver.Status
 	faultWhen When
 	busyAt    int // in Fabric.mu.busy, or -1
@@ -323,15 +324,20 @@ func (q *qp) checkLocked(w *work) ([]byte, driver.Status) {
 
 // applyLocked executes piece k of w at the target. flushed: the initiator has
 // its buffer back, so nothing is returned to it.
-func (w *work) applyLocked(tear, k int, remote []byte, flushed bool) {
+func (q *qp) applyLocked(w *work, k int, remote []byte, flushed bool) {
+	tear := q.f.o.TearBytes
 	w.done |= 1 << k
 	if w.wr.Op.IsAtomic() {
 		found := binary.LittleEndian.Uint64(remote)
-		switch {
-		case w.wr.Op == driver.OpFetchAdd:
+		if w.wr.Op == driver.OpFetchAdd {
 			binary.LittleEndian.PutUint64(remote, found+w.wr.Swap)
-		case found == w.wr.Compare:
-			binary.LittleEndian.PutUint64(remote, w.wr.Swap)
+		} else {
+			if w.wr.Flags&driver.IfHit != 0 && !q.hit {
+				found = ^w.wr.Compare
+			}
+			if q.hit = found == w.wr.Compare; q.hit {
+				binary.LittleEndian.PutUint64(remote, w.wr.Swap)
+			}
 		}
 		if !flushed {
 			binary.LittleEndian.PutUint64(w.wr.Local, found)
@@ -437,7 +443,7 @@ func (q *qp) effectLocked(at, k int) {
 	if w.localLast() {
 		w.capture()
 	}
-	w.applyLocked(q.f.o.TearBytes, k, remote, false)
+	q.applyLocked(w, k, remote, false)
 	if !w.whole() {
 		return
 	}
@@ -528,7 +534,7 @@ func (q *qp) landLocked(k int) {
 		q.net = q.net[:0]
 		return
 	}
-	w.applyLocked(q.f.o.TearBytes, k, remote, true)
+	q.applyLocked(w, k, remote, true)
 	if w.whole() {
 		q.net = slices.Delete(q.net, 0, 1)
 	}

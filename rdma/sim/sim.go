@@ -111,6 +111,7 @@ func New(o Options) *Fabric {
 	f := &Fabric{o: o, caps: driver.Caps{
 		AtomicScope:    driver.AtomicHCA,
 		AtomicThenRead: !o.NoAtomicThenRead,
+		StopAtMiss:     true,
 		TearBytes:      o.TearBytes,
 		MaxInline:      o.MaxInline,
 		MaxMsg:         o.MaxMsg,

@@ -53,6 +53,7 @@ type agent struct {
 	*buffers       // nil in a loop, if they would be empty
 	frame    frame // what is left to execute of it; count 0: nothing
 	seq      uint16
+	hit      bool  // the latest CMP_AND_SWP took effect
 	ahead    ahead // of function regions
 	werr     error
 	order    atomic.Uint32 // see barrier
@@ -466,9 +467,14 @@ func (a *agent) execute(r request, behind int) (driver.Status, error) {
 	if r.op == driver.OpCmpAndSwp {
 		compare, swap = swap, word(operands[8:])
 	}
-	found, status := m.atomic(r.op, r.addr, compare, swap)
-	if status != driver.Success {
-		return status, nil
+	found := ^compare
+	if !r.ifHit || a.hit {
+		if found, status = m.atomic(r.op, r.addr, compare, swap); status != driver.Success {
+			return status, nil
+		}
+	}
+	if r.op == driver.OpCmpAndSwp {
+		a.hit = found == compare
 	}
 	ok.length = 8
 	a.out = appendWord(appendReply(a.out, ok), found)

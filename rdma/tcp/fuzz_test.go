@@ -365,7 +365,7 @@ func FuzzHello(f *testing.F) {
 	f.Add(appendHello(nil, nil))
 	f.Add(appendHello(nil, []byte("token")))
 	f.Add(appendHello(nil, make([]byte, driver.MaxPrivate+1)))
-	f.Add([]byte("KVDt\x02\x00\x00\x00"))
+	f.Add([]byte("KVDt\x03\x00\x00\x00"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Add(appendWelcome(nil, statusAccepted, ""))
 	f.Add(appendWelcome(nil, statusRefused, "no such session"))

@@ -216,6 +216,7 @@ func (d *device) Caps() driver.Caps {
 	return driver.Caps{
 		AtomicScope:    driver.AtomicCPU,
 		AtomicThenRead: true,
+		StopAtMiss:     true,
 		TearBytes:      8,
 		MaxInline:      maxInline,
 		MaxMsg:         maxMsg,

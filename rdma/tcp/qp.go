@@ -252,7 +252,7 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (x encoder, ok bool) {
 		if !ok {
 			continue
 		}
-		r := request{op: w.Op, length: len(w.Local), rkey: w.RKey, addr: w.RemoteAddr}
+		r := request{op: w.Op, ifHit: w.Flags&driver.IfHit != 0, length: len(w.Local), rkey: w.RKey, addr: w.RemoteAddr}
 		if e.refused = q.check(w, &local); e.refused != 0 {
 			ok = false
 			e.wire, r = opAbort, request{op: opAbort}
@@ -347,10 +347,13 @@ func (q *qp) check(w *driver.WR, keys *localKeys) driver.Status {
 		if w.Len() > maxMsg {
 			return driver.LocLenErr
 		}
-		if len(w.Local) == 0 || w.Value != nil && !w.Value.Formed(w, maxMsg) {
+		if w.Flags&driver.IfHit != 0 || len(w.Local) == 0 || w.Value != nil && !w.Value.Formed(w, maxMsg) {
 			return driver.LocQPOpErr
 		}
 	case driver.OpCmpAndSwp, driver.OpFetchAdd:
+		if w.Flags&driver.IfHit != 0 && w.Op == driver.OpFetchAdd {
+			return driver.LocQPOpErr
+		}
 		if len(w.Local) != 8 || w.Value != nil || uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 != 0 {
 			return driver.LocQPOpErr
 		}

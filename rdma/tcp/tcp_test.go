@@ -142,9 +142,9 @@ func TestWireVectors(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"hello", appendHello(nil, []byte{0xaa, 0xbb}), "4b564474 0100 0200 aabb"},
-		{"accepted", appendWelcome(nil, statusAccepted, ""), "4b564472 0100 01 00 0000 0000 00008000 00040000"},
-		{"refused", appendWelcome(nil, statusRefused, "no"), "4b564472 0100 02 00 0200 0000 00008000 00040000 6e6f"},
+		{"hello", appendHello(nil, []byte{0xaa, 0xbb}), "4b564474 0200 0200 aabb"},
+		{"accepted", appendWelcome(nil, statusAccepted, ""), "4b564472 0200 01 00 0000 0000 00008000 00040000"},
+		{"refused", appendWelcome(nil, statusRefused, "no"), "4b564472 0200 02 00 0200 0000 00008000 00040000 6e6f"},
 		{"READ", doorbellOf(requestOf(driver.OpRead, 0x1122334455667788, 0x40, 128)),
 			"01 00 0100 18000000  01 000000 80000000 8877665544332211 4000000000000000"},
 		{"WRITE", doorbellOf(requestOf(driver.OpWrite, 1, 2, 3, 0xa, 0xb, 0xc)),
@@ -320,6 +320,11 @@ func malformedFrames(t *testing.T) {
 	read := requestOf(driver.OpRead, 1, 0, 8)
 	dirty := slices.Clone(read)
 	dirty[2] = 1
+	when := func(v byte, op driver.Opcode, operands ...byte) []byte {
+		b := requestOf(op, 1, 0, 8, operands...)
+		b[1] = v
+		return doorbellOf(b)
+	}
 	for name, bad := range map[string][]byte{
 		"type 0":                 head(0, 0, 1, 24),
 		"type 2":                 head(2, 0, 1, 24),
@@ -335,6 +340,10 @@ func malformedFrames(t *testing.T) {
 		"op 0":                   doorbellOf(requestOf(0, 1, 0, 8)),
 		"goodbye as a request":   doorbellOf(requestOf(opGoodbye, 1, 0, 0)),
 		"reserved request bytes": doorbellOf(dirty),
+		"READ that depends":      when(1, driver.OpRead),
+		"WRITE that depends":     when(1, driver.OpWrite, make([]byte, 8)...),
+		"FETCH_ADD that depends": when(1, driver.OpFetchAdd, make([]byte, 8)...),
+		"CAS of no condition":    when(2, driver.OpCmpAndSwp, make([]byte, 16)...),
 		"READ of nothing":        doorbellOf(requestOf(driver.OpRead, 1, 0, 0)),
 		"giant READ":             doorbellOf(requestOf(driver.OpRead, 1, 0, maxMsg+1)),
 		"giant WRITE":            append(head(1, 0, 1, 24), requestOf(driver.OpWrite, 1, 0, 1<<31)...),
@@ -377,7 +386,7 @@ func handshakeRefusesStrangers(t *testing.T) {
 	}{
 		"another protocol":   {[]byte("GET / HTTP/1.1\r\n"), "", errBadMagic},
 		"another version":    {[]byte("KVDt\x63\x00\x00\x00"), "unknown version 99", errBadVersion},
-		"giant private data": {[]byte("KVDt\x01\x00\xff\xff"), "", errMalformed},
+		"giant private data": {[]byte("KVDt\x02\x00\xff\xff"), "", errMalformed},
 		"slow loris":         {[]byte("KVD"), "", context.DeadlineExceeded},
 		"silence":            {nil, "", context.DeadlineExceeded},
 	} {

@@ -8,9 +8,9 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// The format's limits. They are part of version 1: both ends refuse more.
+// The format's limits. They are part of version 2: both ends refuse more.
 const (
-	wireVersion = 1
+	wireVersion = 2
 
 	// maxMsg bounds one READ or WRITE, bytes.
 	maxMsg = 8 << 20
@@ -41,7 +41,7 @@ var (
 //	|"KVDt"  |version |priv len| private data   |
 //	+--------+--------+--------+----------------+
 //
-//	version   1
+//	version   2
 //	priv len  bytes of private data, at most driver.MaxPrivate; 0 means none
 const helloSize = 8
 
@@ -180,10 +180,12 @@ func parseFrame(b []byte) (frame, error) {
 //
 //	0      1      4        8                16               24
 //	+------+------+--------+----------------+----------------+---------------+
-//	|  op  | zero | length |      rkey      |  remote addr   | operands      |
+//	|  op  | when | length |      rkey      |  remote addr   | operands      |
 //	+------+------+--------+----------------+----------------+---------------+
 //
 //	op        driver.Opcode, or 255: a WR that its own side refused
+//	when      1, of a CMP_AND_SWP: it is skipped unless the latest one in front of
+//	          it on the connection took effect; see driver.IfHit. Then two zeroes
 //	length    bytes to READ or WRITE, 1..8 MiB; 8 for atomics; 0 for op 255
 //	operands  READ and op 255 none; WRITE length bytes of payload;
 //	          CMP_AND_SWP compare and swap, FETCH_ADD the addend, 8 bytes each
@@ -193,6 +195,7 @@ func parseFrame(b []byte) (frame, error) {
 // completes in its turn and nothing behind it takes effect.
 type request struct {
 	op     driver.Opcode
+	ifHit  bool
 	length int
 	rkey   uint64
 	addr   uint64
@@ -205,7 +208,11 @@ const (
 )
 
 func appendRequest(b []byte, r request) []byte {
-	b = append(b, byte(r.op), 0, 0, 0)
+	when := byte(0)
+	if r.ifHit {
+		when = 1
+	}
+	b = append(b, byte(r.op), when, 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(r.length))
 	b = binary.LittleEndian.AppendUint64(b, r.rkey)
 	return binary.LittleEndian.AppendUint64(b, r.addr)
@@ -227,11 +234,12 @@ func (r request) operands() int {
 func parseRequest(b []byte) (request, error) {
 	r := request{
 		op:     driver.Opcode(b[0]),
+		ifHit:  b[1] == 1,
 		length: int(binary.LittleEndian.Uint32(b[4:])),
 		rkey:   binary.LittleEndian.Uint64(b[8:]),
 		addr:   binary.LittleEndian.Uint64(b[16:]),
 	}
-	ok := b[1]|b[2]|b[3] == 0
+	ok := b[2]|b[3] == 0 && (b[1] == 0 || r.ifHit && r.op == driver.OpCmpAndSwp)
 	switch r.op {
 	case driver.OpRead, driver.OpWrite:
 		ok = ok && r.length >= 1 && r.length <= maxMsg

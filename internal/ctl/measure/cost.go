@@ -31,6 +31,10 @@ func (a *commands) costCommand() *cobra.Command {
 				o.OpenMirrored = func(ctx context.Context) (cost.Session, error) {
 					return b.Open(ctx, ctl.SessionOptions{Lanes: 1, Mirrored: true})
 				}
+				o.Group = func(s cost.Session, key []byte) (uint32, error) {
+					at, err := s.(ctl.Store).Locate(key)
+					return at.PG, err
+				}
 				if err := o.Validate(); err != nil {
 					return ctl.UsageError(err)
 				}
