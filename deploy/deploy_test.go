@@ -76,8 +76,9 @@ func TestMain(m *testing.M) {
 // The binaries stay small enough to be copied into every image: no debugging data, no paths of the
 // machine that built them, and in kvctl nothing of the store's processes. kvd had 32 MB before snapshots and their
 // compression came in, for its archive, and 32.3 MB before their buckets did, by minio-go.
+// It had 33.9 MB before public authorities and tier nodes did.
 func TestSizes(t *testing.T) {
-	for name, most := range map[string]int64{"kvctl": 20_000_000, "kvd": 34_500_000} {
+	for name, most := range map[string]int64{"kvctl": 20_000_000, "kvd": 34_900_000} {
 		st, err := os.Stat(filepath.Join(commands(t), name))
 		if err != nil {
 			t.Fatal(err)
