@@ -167,10 +167,14 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 	d.field(0, 8, "version", "%d", d.u64(0))
 	d.field(8, 2, "klen", "%d", keyLen)
 	d.field(10, 1, "flg", "%s", flags)
-	if h.Pinned != 0 {
+	switch {
+	case h.Pinned != 0:
 		d.field(11, 1, "fmt", "%d, pinned until %s", d.u64n(11, 1),
 			time.Unix(int64(h.Pinned), 0).UTC().Format("2006-01-02T15:04:05Z"))
-	} else {
+	case h.Parent != 0:
+		d.field(11, 1, "fmt", "%d, child of u%d v%d %dB", d.u64n(11, 1), h.Parent.Unit(), h.Parent.Ver(),
+			h.Parent.ReadLen())
+	default:
 		d.field(11, 1, "fmt", "%d", d.u64n(11, 1))
 	}
 	d.field(12, 4, "vlen", "%d", valueLen)
@@ -185,7 +189,11 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 		d.field(16, 8, "expiry", "%s", time.UnixMilli(int64(e)).UTC().Format("2006-01-02T15:04:05.000Z"))
 	}
 	d.field(24, 4, "CRC", "%#08x", d.u32(24))
-	d.field(28, 4, "writer", "session %d", d.u32(28))
+	if h.Parent != 0 {
+		d.field(28, 4, "writer", "unit %d of its parent", d.u32(28))
+	} else {
+		d.field(28, 4, "writer", "session %d", d.u32(28))
+	}
 	if keyLen > 0 {
 		d.text(RecordHeaderSize, keyLen, "key")
 	}

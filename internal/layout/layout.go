@@ -60,6 +60,8 @@ const (
 	FormatVersion = 1
 	// FormatPinned is that of records which are pinned; see RecordHeader.
 	FormatPinned = 2
+	// FormatChild is that of records which name their parent; see RecordHeader.
+	FormatChild = 3
 )
 
 // State is a slot word's state. Its zero value, EMPTY, is also the state of

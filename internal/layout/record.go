@@ -61,13 +61,16 @@ func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask 
 //
 //	version  the user's compare-and-swap token
 //	flg      RecordFlags, the value's Type among them; reserved bits are zero
-//	fmt      FormatVersion, or FormatPinned
+//	fmt      FormatVersion, FormatPinned or FormatChild
 //	expiry   Unix milliseconds; 0 = none
 //	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
 //	writer   session that wrote it
 //
 // With FormatPinned the upper 10 bits of vlen and the upper 22 of expiry are Pinned's lower and upper bits. It is not
 // 0. No other byte has another meaning. Chunks and intents have FormatVersion.
+//
+// With FormatChild, writer is Parent's unit. The upper 20 bits of expiry are Parent's ver, its size code and two bits
+// that are zero. Such a record is not pinned, and the session that wrote it is not in it.
 //
 // A reader can see a record half written, or of the place's other life; the CRC,
 // the whole key and the slot word together tell.
@@ -80,7 +83,32 @@ type RecordHeader struct {
 	Writer   uint32
 	// Pinned, if not 0, is until when eviction passes over the record, in Unix seconds.
 	Pinned uint32
+	// Parent, if not 0, is the word that the record's own word replaces, as [Word.AsParent] has it.
+	Parent Word
 }
+
+// AsParent is what a record says of its parent w: unit, ver and size. State and fp are LIVE and the key's.
+func (w Word) AsParent() Word { return w & parentMask }
+
+// IsChildOf reports whether the record says that its word replaces w, and nothing else. Only LIVE words have children.
+func (r *RecordHeader) IsChildOf(w Word) bool {
+	return r.Parent != 0 && w.State() == Live && r.Parent == w.AsParent()
+}
+
+const (
+	parentMask = Word(VerMod-1)<<wordVerShift | 0xff<<wordSizeShift | (1<<wordUnitBits - 1)
+
+	// childExpiryBits are what expiry keeps of its own beside Parent.
+	childExpiryBits = 44
+	childVerShift   = 64 - 10
+	childSizeShift  = childVerShift - 8
+	childRsv        = 3 << childExpiryBits
+
+	// MaxChildExpiry bounds the expiry of a record that names its parent, Unix ms: it is in the year 2527.
+	MaxChildExpiry = 1<<childExpiryBits - 1
+)
+
+const _ = uint(childSizeShift - childExpiryBits - 2)
 
 const (
 	// pinnedLenBits and pinnedExpiryBits are what vlen and expiry keep of theirs beside Pinned.
@@ -140,21 +168,28 @@ func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 
 // EncodeHead writes a record's header, without its CRC, and its key to b, which must hold RecordLen(len(key), 0) bytes.
 // The value, of valueLen bytes, is written behind it by somebody else. See [HeadCRC]. A pinned record expires at
-// MaxPinnedExpiry at the latest.
+// MaxPinnedExpiry at the latest and names no parent. MaxChildExpiry bounds that of
+// a record that names its parent.
 func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 	binary.LittleEndian.PutUint64(b[0:], h.Version)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	b[10] = byte(h.Flags)
 	b[11] = FormatVersion
-	n, expiry := uint32(valueLen), h.Expiry
-	if h.Pinned != 0 {
+	n, expiry, writer := uint32(valueLen), h.Expiry, h.Writer
+	switch {
+	case h.Parent != 0 && h.Pinned == 0:
+		b[11] = FormatChild
+		writer = h.Parent.Unit()
+		expiry = min(expiry, MaxChildExpiry) | uint64(h.Parent.Ver())<<childVerShift |
+			uint64(h.Parent.Code())<<childSizeShift
+	case h.Pinned != 0:
 		b[11] = FormatPinned
 		n |= h.Pinned << pinnedLenBits
 		expiry = min(expiry, MaxPinnedExpiry) | uint64(h.Pinned>>(32-pinnedLenBits))<<pinnedExpiryBits
 	}
 	binary.LittleEndian.PutUint32(b[12:], n)
 	binary.LittleEndian.PutUint64(b[16:], expiry)
-	binary.LittleEndian.PutUint32(b[28:], h.Writer)
+	binary.LittleEndian.PutUint32(b[28:], writer)
 	copy(b[32:], key)
 }
 
@@ -196,7 +231,13 @@ func HeadOf(b []byte) (h RecordHeader) {
 	h.Version, h.KeyLen = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint16(b[8:])
 	h.Flags, h.Writer = RecordFlags(b[10]), binary.LittleEndian.Uint32(b[28:])
 	h.ValueLen, h.Expiry = binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
-	if b[11] == FormatPinned {
+	switch b[11] {
+	case FormatChild:
+		h.Parent = Word(h.Expiry>>childVerShift)<<wordVerShift |
+			Word(uint8(h.Expiry>>childSizeShift))<<wordSizeShift | Word(h.Writer)
+		h.Expiry &= MaxChildExpiry
+		h.Writer = 0
+	case FormatPinned:
 		h.Pinned = h.ValueLen>>pinnedLenBits | uint32(h.Expiry>>pinnedExpiryBits)<<(32-pinnedLenBits)
 		h.ValueLen &= 1<<pinnedLenBits - 1
 		h.Expiry &= 1<<pinnedExpiryBits - 1
@@ -273,10 +314,14 @@ func (r *Record) ParseHead(b []byte, n int) error {
 // checkHead checks what HeadOf has made of the header at the start of b.
 func (r *Record) checkHead(b []byte) error {
 	switch {
-	case b[11] != FormatVersion && b[11] != FormatPinned:
+	case b[11] < FormatVersion || b[11] > FormatChild:
 		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
 	case b[11] == FormatPinned && (r.Pinned == 0 || r.Flags&(FlagIntent|FlagChunk) != 0):
 		return corrupt("record", 11, "pinned until, of flags", uint64(r.Pinned), uint64(r.Flags), b)
+	case b[11] == FormatChild && (r.Parent.Unit() == 0 || r.Flags&(FlagIntent|FlagChunk) != 0):
+		return corrupt("record", 11, "child of the unit, of flags", uint64(r.Parent.Unit()), uint64(r.Flags), b)
+	case b[11] == FormatChild && binary.LittleEndian.Uint64(b[16:])&childRsv != 0:
+		return corrupt("record", 16, "reserved bits of a child's expiry", binary.LittleEndian.Uint64(b[16:]), 0, b)
 	case r.Flags&recordFlagsRsv != 0:
 		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
 	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
@@ -313,7 +358,7 @@ func MendKey(b, key []byte) bool {
 	old := append([]byte(nil), b[:RecordHeaderSize+len(key)]...)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	copy(b[RecordHeaderSize:], key)
-	for _, b[11] = range []byte{FormatVersion, FormatPinned} {
+	for _, b[11] = range []byte{FormatVersion, FormatPinned, FormatChild} {
 		if _, err := ParseRecord(b); err == nil {
 			return true
 		}
