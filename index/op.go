@@ -66,6 +66,8 @@ type Op struct {
 	noteRead  bool               // word 2 has the access word, or will; false: a new key has none
 	astray    bool               // what Astray reports; each Next begins with false
 	unlinked  bool               // x's place has been handed over, which happens once
+	spread    bool               // replicas behind A may show n though A has not taken it
+	contended bool               // the Op has lost a CAS at A, so it publishes in sequence
 	sureChild bool               // the move of child's group is complete: the child may take inserts
 	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
 	child     uint32             // shard id of the child that the key was followed to, or 0
@@ -169,6 +171,8 @@ type far struct {
 	hides   error   // a ruined record that may have been the Op's key's: the key counts as absent to nobody
 	syncRaw bool    // the record under sync is ruined, and is copied as it is
 
+	spec speculating // written by methods of speculate.go, and by sync and prepare where PG.Speculative
+
 	// Transactions.
 	fixed         uint64  // region offset of the word under change if that is a status word; else 0
 	met           meeting // the intent that was met last
@@ -261,13 +265,13 @@ func (o *Op) Rebase() {
 // MapVersion is the oldest map that the Op still acts by. ok is false while it acts by none: it will ask for its
 // route before its next access. Then nothing that it posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
-	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 || o.deciding || o.won
+	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 || o.deciding || o.won || o.spread
 	return o.Route.MapVersion, bound && o.Route.PG != nil
 }
 
 // Posted reports whether the deciding verb has been posted without a known
 // result: the operation may have happened.
-func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) }
+func (o *Op) Posted() bool { return o.deciding || (o.won || o.spread) && o.step != stepDone }
 
 // Decides reports whether the accesses of the last Post decide at the head what the other replicas are to show
 // afterwards.
@@ -283,7 +287,7 @@ func (o *Op) Untouched() bool {
 // not be; Fail follows. Nothing of them has happened: neither the deciding CAS nor the release of the lock.
 func (o *Op) NotPosted() {
 	if o.step == stepCASSlot {
-		o.deciding = false
+		o.deciding, o.spread = false, o.spread && o.spec.late
 	}
 	if !o.lockTried {
 		o.lock = 0 // nobody has seen it
@@ -317,7 +321,7 @@ func (o *Op) Fail(err error) Action {
 	o.Accesses = o.Accesses[:0]
 	if o.Posted() {
 		o.leak()
-		o.won = false
+		o.won, o.spread = false, false
 		return o.finish(fmt.Errorf("%w: %w", ErrUnknown, err))
 	}
 	return o.finish(err)
@@ -335,7 +339,7 @@ func (o *Op) finish(err error) Action {
 	}
 	o.dropPlace()
 	o.Err = err
-	o.won = false
+	o.won, o.spread = false, false
 	o.step = stepDone
 	return Done
 }

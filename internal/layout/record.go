@@ -222,6 +222,15 @@ func SetVersion(b []byte, version uint64) {
 	binary.LittleEndian.PutUint32(b[24:], recordCRC(b))
 }
 
+// DropParent changes an encoded record so that it names no parent, and takes its CRC anew.
+func DropParent(b []byte) {
+	h := HeadOf(b)
+	h.Parent = 0
+	k := RecordLen(int(h.KeyLen), 0)
+	EncodeHead(b, h, b[RecordHeaderSize:k], int(h.ValueLen))
+	SealHead(b, recordCRC(b))
+}
+
 // recordCRC is the CRC of all of b but the CRC in it.
 func recordCRC(b []byte) uint32 { return bulk.CRC(bulk.CRC(0, b[:24]), b[28:]) }
 
