@@ -44,6 +44,9 @@ var specMutants = []mutant{
 		"	switch b := g.b; {\n	case b == g.word:\n", "	switch b := g.b; {\n	case b == g.word, true:\n"}}},
 	{"spec-late-stray-forgotten", "spec: a fault does not make strays be forgotten", []edit{{op,
 		"		o.after = stepCASSlot\n", "		o.spread, o.after = false, 0\n		o.retire()\n"}}},
+	{"spec-recall-by-a-word", "spec: a recall moves what any replica shows in the extent", []edit{{
+		"index/repair/relocate.go", "	if !o.Route.PG.Speculative {\n		return nil\n	}\n	for _, it",
+		"	if true {\nreturn nil\n}\n	for _, it"}}},
 	{"spec-copy-keeps-parent", "spec: a copy of a record names no parent", []edit{{"index/repair/copies.go",
 		"			if r.Parent != 0 {\n", "			if false {\n"}}},
 }
