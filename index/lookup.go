@@ -348,7 +348,8 @@ func (o *Op) joinerDiffers(g, j layout.Group) (slot uint8, differs bool) {
 	fp := layout.FP(o.Hash)
 	for i := range layout.GroupSlots {
 		a, b := g.Slot(i), j.Slot(i)
-		if a != b && (a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
+		if a != b && !o.asksJoiner(a) &&
+			(a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
 			return uint8(i), true
 		}
 	}

@@ -40,15 +40,19 @@ func (o *Op) speculates() bool {
 		o.Pinned == 0 && !o.inChunks() && o.x.State() == layout.Live && o.need().spec.sure == o.x
 }
 
-// trust takes the word of a hint for confirmed. A joiner's kept memory may show an old word again, but readers compare
-// it with the replica before, which does not.
+// trust takes the word of a hint for confirmed. Beside a joiner, whose kept memory may show an old word again, every
+// word is confirmed anew.
 func (o *Op) trust(h Hint, hinted bool) {
 	if o.isSpeculative() {
-		if o.need().spec.sure = h.Word; !hinted {
+		if o.need().spec.sure = h.Word; !hinted || o.Route.PG.Joining {
 			o.spec.sure = 0
 		}
 	}
 }
+
+// asksJoiner reports whether confirm asks the joiner about w, which the reader shows. Then the two are not compared: a
+// sync does not make them equal while the joiner's word is tentative.
+func (o *Op) asksJoiner(w layout.Word) bool { return o.isSpeculative() && w.State() == layout.Live }
 
 // parentOf is what the record under w is to say of its parent: x, or nothing.
 func (o *Op) parentOf() layout.Word {
