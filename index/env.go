@@ -118,6 +118,8 @@ type PG struct {
 	// Joining: the last replica is a joiner. Writers take it for the tail;
 	// it is no copy yet, so readers compare it with the one before.
 	Joining bool
+	// Speculative: an UPDATE posts its CAS at every replica at once; see speculate.go.
+	Speculative bool
 	// Generation is the placement group epoch in which the memory was made. Words and places of
 	// another generation mean nothing.
 	Generation uint32

@@ -21,7 +21,7 @@ func (o *Op) getCached(h Hint) Action {
 
 func (o *Op) gotCached() Action {
 	w := wordAt(o.word(0))
-	if o.Route.PG.Joining && wordAt(o.word(2)) != w {
+	if o.Route.PG.Joining && wordAt(o.word(2)) != w && !o.asksJoiner(w) {
 		return o.joinerBehind(o.slot)
 	}
 	way := o.hinted()

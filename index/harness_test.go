@@ -500,6 +500,7 @@ const (
 	noFault    fault = iota
 	failBefore       // every access fails without effect
 	failAfter        // every access fails after its effect
+	failR0           // those at the head, before their effect
 	failR1           // those to replica 1 fail without effect
 )
 
@@ -548,7 +549,7 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		c.bytes += len(a.Buf)
 		line := ""
 		switch {
-		case f == failBefore || f == failR1 && a.Replica == 1:
+		case f == failBefore || f == failR0 && a.Replica == 0 || f == failR1 && a.Replica == 1:
 			line = strings.TrimRight(c.mem().describe(a), " ") + "  FAILED before its effect"
 			a.Failed = true
 		case f == failAfter:

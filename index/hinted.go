@@ -31,7 +31,7 @@ func (h *Hint) Fits(r *Route, k Kind) bool {
 	if r.PG.Joining || h.Flags&HintManifest != 0 && !k.asks() || !h.Leads(r) {
 		return false
 	}
-	return k.Reads() || h.Word.State() == layout.Live
+	return k.Reads() || h.Word.State() == layout.Live && !r.PG.Speculative
 }
 
 // SlotTells reports whether the key is there, as h says, while its slot holds the hint's word. So it is if h was learnt

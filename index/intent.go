@@ -536,8 +536,8 @@ func (o *Op) syncIntent() Action {
 			continue
 		}
 		o.begin()
-		for i := range uint8(2) {
-			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: w.Off(), Buf: o.copyBuf(i, w.ReadLen())})
+		for i, k := range [2]uint8{o.syncK, o.syncFrom()} {
+			o.add(Access{Verb: Read, Space: Heap, Replica: k, Off: w.Off(), Buf: o.copyBuf(uint8(i), w.ReadLen())})
 		}
 		return o.post(stepSyncIntent)
 	}

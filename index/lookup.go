@@ -244,6 +244,9 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	if r.Flags&layout.FlagIntent != 0 {
 		return o.meet(slot, w, &r)
 	}
+	if o.isUnsure(w) {
+		return o.confirm(slot, w, &r)
+	}
 	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot,
 		Flags: HintFlagsOf(r.Flags, r.Expiry)})
 	o.takeRecord(slot, w, &r)
@@ -337,7 +340,11 @@ func (o *Op) joinerBehind(slot uint8) Action {
 		o.retries = 0
 		return o.unlockAnd(Backoff)
 	}
-	return o.sync(slot, o.Route.PG.tail(), stepStart)
+	k := o.Route.PG.tail()
+	if o.isSpeculative() {
+		k = 1
+	}
+	return o.sync(slot, k, stepStart)
 }
 
 // joinerDiffers finds a slot in which the joiner's group j may hide or show the
@@ -349,7 +356,8 @@ func (o *Op) joinerDiffers(g, j layout.Group) (slot uint8, differs bool) {
 	fp := layout.FP(o.Hash)
 	for i := range layout.GroupSlots {
 		a, b := g.Slot(i), j.Slot(i)
-		if a != b && (a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
+		if a != b && !o.asksJoiner(a) &&
+			(a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
 			return uint8(i), true
 		}
 	}

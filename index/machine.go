@@ -162,6 +162,10 @@ func (o *Op) next() Action {
 	case stepStoreObject:
 		o.step = stepStart
 		return o.start()
+	case stepConfirm:
+		return o.gotConfirm()
+	case stepReadDecided:
+		return o.decidedRead()
 	}
 	if o.Machine != nil {
 		return o.Machine.Next()
@@ -181,8 +185,16 @@ func (o *Op) anyFailed() bool {
 // fault handles a failed access. After Reconnect nothing that was posted can
 // land any more, so what a READ then shows is final.
 func (o *Op) fault() Action {
-	if o.step == stepCASSlot && o.theCAS(0).Refused {
-		o.deciding = false
+	if o.step == stepCASSlot {
+		switch a := o.theCAS(0); {
+		case o.spread && o.deciding && !a.Failed:
+			o.deciding = false
+			if o.won = layout.Word(a.Found) == o.x; !o.won {
+				o.spec.lostTo = layout.Word(a.Found)
+			}
+		case a.Refused && !o.spread:
+			o.deciding = false
+		}
 	}
 	o.Accesses = o.Accesses[:0]
 	switch {
@@ -191,6 +203,9 @@ func (o *Op) fault() Action {
 	case o.won:
 		// Decided at A; sync brings the rest of the chain up.
 		o.after = stepPublish
+	case o.spread:
+		// Lost at A. Strays go before anything else.
+		o.after = stepCASSlot
 	default:
 		// The lock may have been taken: o.lock stays set, so that the next
 		// attempt knows its own word and the end clears it.
@@ -212,8 +227,9 @@ func (o *Op) rebased() Action {
 		if o.step == stepCASSlot && o.deciding {
 			// It completed: what it found is known.
 			o.deciding = false
-			if layout.Word(o.theCAS(0).Found) == o.x {
-				o.won = true
+			found := layout.Word(o.theCAS(0).Found)
+			if o.won = found == o.x; o.spread {
+				o.spec.lostTo = found
 			}
 		}
 		adrift := o.adrift
@@ -227,7 +243,7 @@ func (o *Op) rebased() Action {
 // start begins the Op, or goes on with it after a Reconnect.
 func (o *Op) start() Action {
 	after := o.after
-	if after == stepResolve || after == stepPublish {
+	if after == stepResolve || after == stepPublish || after == stepCASSlot {
 		return o.resume(after)
 	}
 	o.after, o.adrift, o.noting = 0, false, false
@@ -283,7 +299,7 @@ func (o *Op) resume(after Step) Action {
 	o.after, o.adrift = 0, false
 	if !samePlaces(old, r.PG) {
 		o.leak()
-		o.won = false
+		o.won, o.spread = false, false
 		return o.finish(fmt.Errorf("%w: placement group %d lost its memory", ErrUnknown, old.ID))
 	}
 	o.Route.PG = r.PG
@@ -296,7 +312,7 @@ func (o *Op) resume(after Step) Action {
 	if after == stepResolve {
 		return o.resolve()
 	}
-	return o.sync(o.slot, 1, stepPublish)
+	return o.sync(o.slot, 1, after)
 }
 
 func (o *Op) route() (r Route, ok bool) {
@@ -390,6 +406,7 @@ func (o *Op) dispatch() Action {
 		o.Route, o.child = *c, c.Shard
 	}
 	hinted = hinted && h.Shard == o.Route.Shard && h.Leads(&o.Route)
+	o.trust(h, hinted)
 	if o.Kind.isTiered() {
 		return o.beginTiered(h, hinted)
 	}

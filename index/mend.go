@@ -268,9 +268,10 @@ func (o *Op) gotMendSync() Action {
 		return b[:layout.RecordLen(len(r.Key), len(r.Value))]
 	}
 	for k := range o.syncK {
-		if good = whole(m.bufs[k]); good != nil {
+		if good = whole(m.bufs[k]); good != nil && (k == 0 || !o.isSpeculative() || layout.SameRecord(good, m.into)) {
 			break
 		}
+		good = nil
 	}
 	if good == nil && len(m.mine) >= layout.RecordHeaderSize {
 		if good = whole(m.mine); good != nil && !layout.SameRecord(good, m.into) {

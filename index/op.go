@@ -71,6 +71,8 @@ type Op struct {
 	astray    bool               // what Astray reports; each Next begins with false
 	unlinked  bool               // x's place has been handed over, which happens once
 	stub      bool               // what a Modify writes is a stub
+	spread    bool               // replicas behind A may show n though A has not taken it
+	contended bool               // the Op has lost a CAS at A, so it publishes in sequence
 	sureChild bool               // the move of child's group is complete: the child may take inserts
 	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
 	child     uint32             // shard id of the child that the key was followed to, or 0
@@ -177,6 +179,7 @@ type far struct {
 	// The tier.
 	Object  Object // the exchange of Fetch
 	reading reading
+	spec    speculating // written by methods of speculate.go, and by sync and prepare where PG.Speculative
 
 	// Transactions.
 	fixed         uint64  // region offset of the word under change if that is a status word; else 0
@@ -271,13 +274,13 @@ func (o *Op) Rebase() {
 // route before its next access. Then nothing that it posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
 	bound := o.step > stepStart && o.step < stepDone && !o.step.holdsNothing() || o.adrift ||
-		o.lock != 0 || o.deciding || o.won
+		o.lock != 0 || o.deciding || o.won || o.spread
 	return o.Route.MapVersion, bound && o.Route.PG != nil
 }
 
 // Posted reports whether the deciding verb has been posted without a known
 // result: the operation may have happened.
-func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) }
+func (o *Op) Posted() bool { return o.deciding || (o.won || o.spread) && o.step != stepDone }
 
 // Decides reports whether the accesses of the last Post decide at the head what the other replicas are to show
 // afterwards.
@@ -292,7 +295,10 @@ func (o *Op) Untouched() bool {
 // NotPosted says that the accesses of the last Post were not performed, and will
 // not be; Fail follows. Nothing of them has happened: neither the deciding CAS nor the release of the lock.
 func (o *Op) NotPosted() {
-	if o.step == stepCASSlot || o.step == stepTransact {
+	switch o.step {
+	case stepCASSlot:
+		o.deciding, o.spread = false, o.spread && o.spec.late
+	case stepTransact:
 		o.deciding = false
 	}
 	if !o.lockTried {
@@ -327,7 +333,7 @@ func (o *Op) Fail(err error) Action {
 	o.Accesses = o.Accesses[:0]
 	if o.Posted() {
 		o.leak()
-		o.won = false
+		o.won, o.spread = false, false
 		return o.finish(fmt.Errorf("%w: %w", ErrUnknown, err))
 	}
 	return o.finish(err)
@@ -345,7 +351,7 @@ func (o *Op) finish(err error) Action {
 	}
 	o.dropPlace()
 	o.Err = err
-	o.won = false
+	o.won, o.spread = false, false
 	o.step = stepDone
 	return Done
 }

@@ -14,6 +14,8 @@ func (o *Op) resolved() Action {
 	case s == o.n:
 		o.deciding, o.won = false, true
 		return o.sync(o.slot, 1, stepPublish)
+	case s == o.x && o.spread:
+		return o.respread()
 	case s == o.x:
 		// It did not happen. n may have been seen, so it is never posted again.
 		o.deciding, o.won = false, false

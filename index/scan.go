@@ -112,7 +112,7 @@ func (o *Op) gotSegment() Action {
 		w := g.Slot(i % layout.GroupSlots)
 		if o.Route.PG.Joining && !o.env.ReadOnly() {
 			if j := layout.Group(o.joiners[at:][:layout.GroupSize]).Slot(i % layout.GroupSlots); j != w &&
-				(j.Readable() || w.Readable()) {
+				!o.asksJoiner(w) && (j.Readable() || w.Readable()) {
 				if len(o.Accesses) > 0 {
 					o.Scan.Next = uint16(base + i)
 					break

@@ -47,6 +47,7 @@ func (o *Op) gotPublish() Action {
 
 // published: n is visible at P. The replaced record's place is ours.
 func (o *Op) published() Action {
+	o.spread = false
 	if o.Kind.isTxn() {
 		return o.publishedTxn()
 	}
@@ -110,6 +111,10 @@ func (o *Op) syncRead() Action {
 			return o.statusKnown()
 		case stepReadSegment:
 			return o.readSegment()
+		case stepCASSlot:
+			return o.strayGone()
+		case stepConfirm:
+			return o.confirmed()
 		case StepPublishWords:
 			o.syncBase = 0
 			return o.Machine.Next()
@@ -125,7 +130,8 @@ func (o *Op) syncRead() Action {
 // could move R[k] backward.
 func (o *Op) syncPrev() Action {
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.syncK - 1, Off: o.slotOff(o.syncSlot), Buf: o.word(1)})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.syncFrom(), Off: o.slotOff(o.syncSlot), Buf: o.word(1)})
+	o.readParent()
 	return o.post(stepSyncPrev)
 }
 
@@ -137,6 +143,9 @@ func (o *Op) syncNext() Action {
 	case stepSyncPrev:
 		b := wordAt(o.word(1))
 		o.syncB = b
+		if o.syncK == 1 {
+			o.spec.b = b
+		}
 		if o.syncSlot == HeaderSlot {
 			// Headers grow; an OVF that only a later replica has yet must stay.
 			o.syncB = layout.Word(layout.Header(o.syncQ).Merge(layout.Header(b)))
@@ -146,9 +155,11 @@ func (o *Op) syncNext() Action {
 			b = o.syncQ
 		}
 		switch {
-		case b == o.syncQ:
+		case b == o.syncQ, o.isTentative(b):
 			o.syncK++
 			return o.syncRead()
+		case o.isSpeculative() && o.env.ReadOnly():
+			return o.again(Backoff) // somebody else will
 		case !b.Readable():
 			return o.syncCAS(false)
 		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
@@ -159,8 +170,8 @@ func (o *Op) syncNext() Action {
 		// b's record must be complete on R[k]. A good CRC alone proves nothing:
 		// the place's previous life had one too.
 		o.begin()
-		for i := range uint8(2) {
-			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: b.Off(), Buf: o.syncBuf(i, b.ReadLen())})
+		for i, k := range [2]uint8{o.syncK, o.syncFrom()} {
+			o.add(Access{Verb: Read, Space: Heap, Replica: k, Off: b.Off(), Buf: o.syncBuf(uint8(i), b.ReadLen())})
 		}
 		return o.post(stepSyncVerify)
 	case stepSyncVerify:
@@ -222,7 +233,7 @@ func (o *Op) syncChunks() Action {
 	}
 	m, err := layout.ParseManifest(r.Value, pg.HeapLo, pg.HeapHi)
 	if err != nil {
-		return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", pg.ID, o.syncK-1, err))
+		return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", pg.ID, o.syncFrom(), err))
 	}
 	if o.chunk >= len(m.Chunks) {
 		if o.syncNamed != 0 {
@@ -236,7 +247,7 @@ func (o *Op) syncChunks() Action {
 		buf = o.copyBuf
 	}
 	o.begin()
-	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize,
+	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncFrom(), Off: uint64(c.Unit) * layout.UnitSize,
 		Buf: buf(0, layout.SizeOf(c.Code))})
 	return o.post(stepSyncChunk)
 }
@@ -265,7 +276,7 @@ func (o *Op) syncBroken(err error) Action {
 	if o.Machine != nil && o.Machine.Unsynced(err) {
 		return o.Machine.Next()
 	}
-	if o.won {
+	if o.won || o.spread {
 		o.leak()
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}

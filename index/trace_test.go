@@ -63,6 +63,7 @@ func TestTraces(t *testing.T) {
 				if d.HasArg("cache") {
 					w.asCache()
 				}
+				w.pg.Speculative = d.HasArg("speculative")
 				w.covered = covered
 				return ""
 			}
@@ -155,7 +156,7 @@ func (w *world) command(d *datadriven.TestData) (string, error) {
 			}
 		}
 	case "fail":
-		f, ok := map[string]fault{"before": failBefore, "after": failAfter, "r1": failR1}[arg(1)]
+		f, ok := map[string]fault{"before": failBefore, "after": failAfter, "r0": failR0, "r1": failR1}[arg(1)]
 		if !ok {
 			return "", fmt.Errorf("fail %q", arg(1))
 		}

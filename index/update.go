@@ -44,8 +44,13 @@ func (o *Op) prepare(least uint64) Action {
 		o.havePlace = true
 	}
 	o.flags = flags
+	parent := o.parentOf()
+	if parent != 0 || o.isSpeculative() {
+		o.need().spec.parent = parent
+	}
 	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Pinned: o.Pinned,
-		Writer: o.env.Session(), Stub: o.stub}, value, flags&layout.FlagManifest == 0 && !o.stub && o.isApart(n))
+		Writer: o.env.Session(), Stub: o.stub, Parent: parent}, value,
+		flags&layout.FlagManifest == 0 && !o.stub && o.isApart(n))
 	o.prepared, o.written = true, 0
 	return 0
 }
@@ -97,10 +102,16 @@ func (o *Op) update() Action {
 	if o.x.State() == layout.Frozen && !o.isSettled() {
 		return o.isFrozen()
 	}
+	if o.speculates() && o.prepared && o.spec.parent != o.x.AsParent() {
+		o.prepared, o.written = false, 0
+	}
 	if a := o.prepare(o.xVersion); a != 0 {
 		return a
 	}
 	o.begin()
+	if o.speculates() {
+		return o.casEverywhere()
+	}
 	o.addRecord(o.withDecision())
 	return o.casSlot()
 }
@@ -148,6 +159,9 @@ func (o *Op) casDone() Action {
 	o.deciding = false
 	if o.havePlace { // the WRITEs of this round completed
 		o.written = max(o.written, o.withDecision())
+	}
+	if o.spread {
+		return o.spreadDone(found)
 	}
 	if found == o.x {
 		o.won = true

@@ -25,6 +25,9 @@ func (o *Op) bringUp(list []wordRef, then func() index.Action) index.Action {
 	if o.Route.PG.Replicas == 1 || len(list) == 0 {
 		return then()
 	}
+	if o.Route.PG.Speculative { // whether a word is tentative, that sync alone asks
+		return o.syncWords(list, then)
+	}
 	// By what was read before: long records make batches short.
 	n, total := 0, 0
 	for ; n < len(list) && n < index.MaxCAS; n++ {

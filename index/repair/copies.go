@@ -80,6 +80,9 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 				return o.Finish(err)
 			}
 			bufs[i] = o.Accesses[i].Buf[:layout.RecordLen(len(r.Key), len(r.Value))]
+			if r.Parent != 0 {
+				layout.DropParent(bufs[i]) // the copy's word replaces another one
+			}
 			if len(it.newChunks) > 0 {
 				m, err := o.partsOf(it, &r)
 				if err == nil && (m.ID != it.id || len(m.Chunks) != len(it.newChunks)) {

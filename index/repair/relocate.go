@@ -56,6 +56,11 @@ func (o *Op) relocate() index.Action {
 // countFound counts what the group links. A word that a replica still shows and that is gone at A is
 // synced: its record may lie in an extent of which all the rest becomes free.
 func (o *Op) countFound() index.Action {
+	if list := o.tentativeIn(func(unit uint32, _ uint8) bool {
+		return slices.Contains(o.Work.Extents, unit/layout.ExtentUnits)
+	}); len(list) > 0 {
+		return o.replace(list, o.relocate)
+	}
 	o.Work.Records, o.Work.Units, o.Work.Linked, o.Work.Kept = 0, 0, map[uint32]uint32{}, nil
 	kept := func(unit uint32, code uint8) {
 		o.linked(unit, code)
@@ -106,6 +111,9 @@ func (o *Op) relocateFound() index.Action {
 		}
 		list = append(list, it)
 	}
+	if len(list) == 0 {
+		list = o.tentativeIn(in)
+	}
 	if len(met) > 0 {
 		return o.settleIntents(met, o.relocate) // what it has come to is moved, if need be
 	}
@@ -119,4 +127,22 @@ func (o *Op) relocateFound() index.Action {
 	late := differing(nil, o.Route.PG.Replicas, o.Work.Off, func(k uint8) layout.Group { return o.image(0, k) })
 	o.Work.Synced += uint64(len(late))
 	return o.syncWords(late, o.finishWork)
+}
+
+// tentativeIn lists the LIVE words at A of slots in which another replica shows another LIVE word that lies in what is
+// to be freed. That may be a tentative word, which nobody undoes, and its writer may be gone. A record that is put
+// elsewhere moves such a replica on.
+func (o *Op) tentativeIn(in func(unit uint32, code uint8) bool) (list []*item) {
+	if !o.Route.PG.Speculative {
+		return nil
+	}
+	for _, it := range o.work.items {
+		for k := uint8(1); k < o.Route.PG.Replicas && it.x.State() == layout.Live; k++ {
+			if q := o.image(0, k).Slot(int(it.slot)); q != it.x && q.State() == layout.Live && in(q.Unit(), q.Code()) {
+				list = append(list, it)
+				break
+			}
+		}
+	}
+	return list
 }

@@ -173,6 +173,9 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 			time.Unix(int64(h.Pinned), 0).UTC().Format("2006-01-02T15:04:05Z"))
 	case h.Stub:
 		d.field(11, 1, "fmt", "%d, a stub", d.u64n(11, 1))
+	case h.Parent != 0:
+		d.field(11, 1, "fmt", "%d, child of u%d v%d %dB", d.u64n(11, 1), h.Parent.Unit(), h.Parent.Ver(),
+			h.Parent.ReadLen())
 	default:
 		d.field(11, 1, "fmt", "%d", d.u64n(11, 1))
 	}
@@ -188,7 +191,11 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 		d.field(16, 8, "expiry", "%s", time.UnixMilli(int64(e)).UTC().Format("2006-01-02T15:04:05.000Z"))
 	}
 	d.field(24, 4, "CRC", "%#08x", d.u32(24))
-	d.field(28, 4, "writer", "session %d", d.u32(28))
+	if h.Parent != 0 {
+		d.field(28, 4, "writer", "unit %d of its parent", d.u32(28))
+	} else {
+		d.field(28, 4, "writer", "session %d", d.u32(28))
+	}
 	if keyLen > 0 {
 		d.text(RecordHeaderSize, keyLen, "key")
 	}

@@ -62,6 +62,8 @@ const (
 	FormatPinned = 2
 	// FormatStub is that of records whose values lie in the tier; see Stub.
 	FormatStub = 3
+	// FormatChild is that of records which name their parent; see RecordHeader.
+	FormatChild = 4
 )
 
 // State is a slot word's state. Its zero value, EMPTY, is also the state of

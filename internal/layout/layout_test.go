@@ -196,7 +196,9 @@ func TestRecordVectors(t *testing.T) {
 			n := EncodeRecord(b, RecordHeader{Version: num[uint64](t, d, "version", 0),
 				Flags:  num[RecordFlags](t, d, "flags", 0),
 				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0),
-				Pinned: num[uint32](t, d, "pinned", 0)}, []byte(key), []byte(value))
+				Pinned: num[uint32](t, d, "pinned", 0),
+				Parent: MakeLive(num[uint16](t, d, "ver", 0), 0, num[uint8](t, d, "size", 0),
+					num[uint32](t, d, "parent", 0)).AsParent()}, []byte(key), []byte(value))
 			out.WriteString(hexLines(b[:n]))
 			if err := DumpRecord(&out, 0x40, b); err != nil {
 				d.Fatalf(t, "%v", err)
@@ -334,6 +336,38 @@ func isCorrupt(err error) bool {
 	return errors.As(err, &c) && len(c.Bytes) <= 64
 }
 
+// A record names its parent, and no other word: every bit of what it keeps of that tells, as do those that it need
+// not keep, state and fp.
+func TestRecordNamesItsParent(t *testing.T) {
+	key, value := []byte("a key"), []byte("some value")
+	for _, w := range []Word{MakeLive(0x3ff, 0xfff, 0xff, 1<<32-1), MakeLive(0, 0, 0, 1),
+		MakeLive(0x2a5, 0x5a5, 0x96, 77)} {
+		b := make([]byte, RecordLen(len(key), len(value)))
+		for _, expiry := range []uint64{0, 1_700_000_000_123, MaxChildExpiry, 1<<64 - 1} {
+			EncodeRecord(b, RecordHeader{Version: 7, Expiry: expiry, Parent: w.AsParent()}, key, value)
+			r, err := ParseRecord(b)
+			if err != nil {
+				t.Fatalf("child of %v: %v", w, err)
+			}
+			if !r.IsChildOf(w) || r.Expiry != min(expiry, MaxChildExpiry) || r.Pinned != 0 || r.Writer != 0 {
+				t.Errorf("child of %v: %+v", w, r.RecordHeader)
+			}
+			for bit := range 64 {
+				o := w ^ 1<<bit
+				same := bit >= wordFPShift && bit < wordVerShift // the key's
+				if r.IsChildOf(o) != same {
+					t.Errorf("child of %v is one of %v: %v", w, o, !same)
+				}
+			}
+		}
+	}
+	b := make([]byte, RecordLen(len(key), len(value)))
+	EncodeRecord(b, RecordHeader{Version: 7, Writer: 77}, key, value)
+	if r, err := ParseRecord(b); err != nil || r.IsChildOf(MakeLive(0, 0, 0, 77)) {
+		t.Errorf("a record that names no parent is a child: %+v, %v", r.RecordHeader, err)
+	}
+}
+
 func FuzzParseRecord(f *testing.F) {
 	for _, c := range []struct{ key, value string }{{"k", ""}, {"key", "value"},
 		{strings.Repeat("k", 300), strings.Repeat("v", 5000)}} {
@@ -343,6 +377,9 @@ func FuzzParseRecord(f *testing.F) {
 		f.Add(append(b, 0, 0, 0))
 		f.Add(b[:len(b)-1])
 	}
+	child := make([]byte, RecordLen(1, 1))
+	EncodeRecord(child, RecordHeader{Version: 1, Parent: MakeLive(5, 0, 6, 7).AsParent()}, []byte("k"), []byte("v"))
+	f.Add(child)
 	chunk := make([]byte, RecordLen(0, 9))
 	EncodeRecord(chunk, RecordHeader{Version: 1, Flags: FlagChunk}, nil, []byte("some part"))
 	f.Add(chunk)

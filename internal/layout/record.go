@@ -61,13 +61,16 @@ func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask 
 //
 //	version  the user's compare-and-swap token
 //	flg      RecordFlags, the value's Type among them; reserved bits are zero
-//	fmt      FormatVersion, FormatPinned or FormatStub
+//	fmt      FormatVersion, FormatPinned, FormatStub or FormatChild
 //	expiry   Unix milliseconds; 0 = none
 //	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
 //	writer   session that wrote it
 //
 // With FormatPinned the upper 10 bits of vlen and the upper 22 of expiry are Pinned's lower and upper bits. It is not
 // 0. No other byte has another meaning. Chunks and intents have FormatVersion. With FormatStub the value is a Stub.
+//
+// With FormatChild, writer is Parent's unit. The upper 20 bits of expiry are Parent's ver, its size code and two bits
+// that are zero. Such a record is not pinned, and the session that wrote it is not in it.
 //
 // A reader can see a record half written, or of the place's other life; the CRC,
 // the whole key and the slot word together tell.
@@ -82,7 +85,32 @@ type RecordHeader struct {
 	Pinned uint32
 	// Stub: the value is a Stub. A stub is not pinned.
 	Stub bool
+	// Parent, if not 0, is the word that the record's own word replaces, as [Word.AsParent] has it.
+	Parent Word
 }
+
+// AsParent is what a record says of its parent w: unit, ver and size. State and fp are LIVE and the key's.
+func (w Word) AsParent() Word { return w & parentMask }
+
+// IsChildOf reports whether the record says that its word replaces w, and nothing else. Only LIVE words have children.
+func (r *RecordHeader) IsChildOf(w Word) bool {
+	return r.Parent != 0 && w.State() == Live && r.Parent == w.AsParent()
+}
+
+const (
+	parentMask = Word(VerMod-1)<<wordVerShift | 0xff<<wordSizeShift | (1<<wordUnitBits - 1)
+
+	// childExpiryBits are what expiry keeps of its own beside Parent.
+	childExpiryBits = 44
+	childVerShift   = 64 - 10
+	childSizeShift  = childVerShift - 8
+	childRsv        = 3 << childExpiryBits
+
+	// MaxChildExpiry bounds the expiry of a record that names its parent, Unix ms: it is in the year 2527.
+	MaxChildExpiry = 1<<childExpiryBits - 1
+)
+
+const _ = uint(childSizeShift - childExpiryBits - 2)
 
 const (
 	// pinnedLenBits and pinnedExpiryBits are what vlen and expiry keep of theirs beside Pinned.
@@ -142,16 +170,22 @@ func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 
 // EncodeHead writes a record's header, without its CRC, and its key to b, which must hold RecordLen(len(key), 0) bytes.
 // The value, of valueLen bytes, is written behind it by somebody else. See [HeadCRC]. A pinned record expires at
-// MaxPinnedExpiry at the latest.
+// MaxPinnedExpiry at the latest and names no parent. MaxChildExpiry bounds that of
+// a record that names its parent.
 func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 	binary.LittleEndian.PutUint64(b[0:], h.Version)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	b[10] = byte(h.Flags)
 	b[11] = FormatVersion
-	n, expiry := uint32(valueLen), h.Expiry
+	n, expiry, writer := uint32(valueLen), h.Expiry, h.Writer
 	switch {
 	case h.Stub:
 		b[11] = FormatStub
+	case h.Parent != 0 && h.Pinned == 0:
+		b[11] = FormatChild
+		writer = h.Parent.Unit()
+		expiry = min(expiry, MaxChildExpiry) | uint64(h.Parent.Ver())<<childVerShift |
+			uint64(h.Parent.Code())<<childSizeShift
 	case h.Pinned != 0:
 		b[11] = FormatPinned
 		n |= h.Pinned << pinnedLenBits
@@ -159,7 +193,7 @@ func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 	}
 	binary.LittleEndian.PutUint32(b[12:], n)
 	binary.LittleEndian.PutUint64(b[16:], expiry)
-	binary.LittleEndian.PutUint32(b[28:], h.Writer)
+	binary.LittleEndian.PutUint32(b[28:], writer)
 	copy(b[32:], key)
 }
 
@@ -192,6 +226,15 @@ func SetVersion(b []byte, version uint64) {
 	binary.LittleEndian.PutUint32(b[24:], recordCRC(b))
 }
 
+// DropParent changes an encoded record so that it names no parent, and takes its CRC anew.
+func DropParent(b []byte) {
+	h := HeadOf(b)
+	h.Parent = 0
+	k := RecordLen(int(h.KeyLen), 0)
+	EncodeHead(b, h, b[RecordHeaderSize:k], int(h.ValueLen))
+	SealHead(b, recordCRC(b))
+}
+
 // recordCRC is the CRC of all of b but the CRC in it.
 func recordCRC(b []byte) uint32 { return bulk.CRC(bulk.CRC(0, b[:24]), b[28:]) }
 
@@ -204,6 +247,11 @@ func HeadOf(b []byte) (h RecordHeader) {
 	switch b[11] {
 	case FormatStub:
 		h.Stub = true
+	case FormatChild:
+		h.Parent = Word(h.Expiry>>childVerShift)<<wordVerShift |
+			Word(uint8(h.Expiry>>childSizeShift))<<wordSizeShift | Word(h.Writer)
+		h.Expiry &= MaxChildExpiry
+		h.Writer = 0
 	case FormatPinned:
 		h.Pinned = h.ValueLen>>pinnedLenBits | uint32(h.Expiry>>pinnedExpiryBits)<<(32-pinnedLenBits)
 		h.ValueLen &= 1<<pinnedLenBits - 1
@@ -296,10 +344,14 @@ func (r *Record) ParseHead(b []byte, n int) error {
 // checkHead checks what HeadOf has made of the header at the start of b.
 func (r *Record) checkHead(b []byte) error {
 	switch {
-	case b[11] == 0 || b[11] > FormatStub:
+	case b[11] < FormatVersion || b[11] > FormatChild:
 		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
 	case b[11] == FormatPinned && (r.Pinned == 0 || r.Flags&(FlagIntent|FlagChunk) != 0):
 		return corrupt("record", 11, "pinned until, of flags", uint64(r.Pinned), uint64(r.Flags), b)
+	case b[11] == FormatChild && (r.Parent.Unit() == 0 || r.Flags&(FlagIntent|FlagChunk) != 0):
+		return corrupt("record", 11, "child of the unit, of flags", uint64(r.Parent.Unit()), uint64(r.Flags), b)
+	case b[11] == FormatChild && binary.LittleEndian.Uint64(b[16:])&childRsv != 0:
+		return corrupt("record", 16, "reserved bits of a child's expiry", binary.LittleEndian.Uint64(b[16:]), 0, b)
 	case r.Stub && r.Flags&^FlagsOfValue != 0:
 		return corrupt("record", 10, "flags of a stub", uint64(r.Flags), 0, b)
 	case r.Flags&recordFlagsRsv != 0:
@@ -338,7 +390,7 @@ func MendKey(b, key []byte) bool {
 	old := append([]byte(nil), b[:RecordHeaderSize+len(key)]...)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	copy(b[RecordHeaderSize:], key)
-	for _, b[11] = range []byte{FormatVersion, FormatPinned, FormatStub} {
+	for _, b[11] = range []byte{FormatVersion, FormatPinned, FormatStub, FormatChild} {
 		if _, err := ParseLinked(b); err == nil {
 			return true
 		}

@@ -103,6 +103,7 @@ func (w *World) view() *engine.View {
 		if w.cfg.Payload != 0 {
 			pg.ChunkPayload = w.cfg.Payload
 		}
+		pg.Speculative = w.cfg.Speculative
 	}
 	w.views = append(w.views, v)
 	return v

@@ -13,7 +13,7 @@ var (
 	flagHunt = flag.Duration("hunt", 0, "search for so long, or until something fails; -states bounds the "+
 		"exhaustive part of it")
 	flagHuntIn = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like "+
-		"this; those with transactions if asked for")
+		"this; those with transactions, or that publish speculatively, if asked for")
 	flagHuntSeed = flag.Uint64("hunt-seed", 0, "the first seed of random schedules, so that a hunt goes on where "+
 		"another ended")
 )
@@ -72,6 +72,10 @@ const txnPrefix = "txn"
 
 // hunted reports whether a scope is searched.
 func hunted(name string) bool {
-	return strings.HasPrefix(name, *flagHuntIn) &&
-		(strings.HasPrefix(*flagHuntIn, txnPrefix) || !strings.HasPrefix(name, txnPrefix))
+	for _, prefix := range []string{txnPrefix, specPrefix} {
+		if strings.HasPrefix(name, prefix) && !strings.HasPrefix(*flagHuntIn, prefix) {
+			return false
+		}
+	}
+	return strings.HasPrefix(name, *flagHuntIn)
 }

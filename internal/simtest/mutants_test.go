@@ -183,13 +183,13 @@ var mutants = []mutant{
 		"return v.floor(j.NamespaceId).acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_CLEAN && " +
 			"v.floor(j.NamespaceId).acked < j.Barrier"}}},
 	{"resume-publish", "no publish is carried over into a new view", []edit{{op,
-		"		return o.resolve()\n	}\n	return o.sync(o.slot, 1, stepPublish)\n",
+		"		return o.resolve()\n	}\n	return o.sync(o.slot, 1, after)\n",
 		"return o.resolve()\n}\nreturn o.publish()\n"}}},
 	{"parked-keeps-lock", "an operation that waits for a map holds no lock", []edit{{op,
 		"	if o.lock != 0 {\n		o.addUnlock()\n	}\n	return a\n",
 		"if o.lock != 0 && a != Refresh {\no.addUnlock()\n}\nreturn a\n"}}},
 	{"resumed-is-new", "a decided operation counts under the map that it was posted under", []edit{{op,
-		" || o.lock != 0 || o.deciding || o.won\n", " || o.lock != 0\n"}}},
+		" || o.lock != 0 || o.deciding || o.won || o.spread\n", " || o.lock != 0\n"}}},
 	{"hints-survive", "hints into what moved are void",
 		[]edit{{env, "case uint16(h.Shard) == uint16(o.Route.Shard):", "case true:"}}},
 	{"recall-a-only", "a recall syncs what replicas still show", []edit{{work,
@@ -269,6 +269,11 @@ var near = map[string]string{
 	"part-any-slot":               "stream-reuse",
 	"pins-of-another-key":         "pins-slot",
 	"scan-one-grown":              "scan-grow",
+	"spec-by-predecessor":         "spec-r3",
+	"spec-copy-keeps-parent":      "spec-r2-migrate",
+	"spec-expect-tail":            "spec-r2-loss",
+	"spec-late-stray-forgotten":   "spec-r3-head",
+	"spec-lost-is-lost":           "spec-r3-head",
 	"txn-joiner-has-chunks":       "txn-r2-rejoin-long",
 	"txn-overturned":              "txn-r3-loss",
 	"txn-recall-skips-chunks":     "txn-long-recall",
@@ -290,7 +295,7 @@ func TestMutants(t *testing.T) {
 	}
 	root := tree(t)
 	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants, watchMutants,
-		hasMutants, pinsMutants, mirrorMutants, tierMutants)
+		hasMutants, pinsMutants, mirrorMutants, tierMutants, specMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -300,7 +305,8 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
 		}
-		for _, scopes := range []string{"restart", "rejoin", "beside", "watch", "has", "pins", "mirror", "tier"} {
+		for _, scopes := range []string{"restart", "rejoin", "beside", "watch", "has", "pins", "mirror", "tier",
+			specPrefix} {
 			if strings.HasPrefix(m.rule, scopes) {
 				args = append(args, "-hunt-in", scopes)
 			}
@@ -325,7 +331,7 @@ func TestMutants(t *testing.T) {
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
 	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants,
-		watchMutants, hasMutants, pinsMutants, mirrorMutants, tierMutants)}
+		watchMutants, hasMutants, pinsMutants, mirrorMutants, tierMutants, specMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

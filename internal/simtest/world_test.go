@@ -232,6 +232,8 @@ type Config struct {
 	// small as can be, so that others soon lack it. Reclaims: the directory begins counts and
 	// recalls by itself. InPlace: a recall leaves what is linked where it is.
 	Waits, Stingy, Reclaims, InPlace bool
+	// Speculative: placement groups publish speculatively.
+	Speculative bool
 	// Emptied is how many units at the heap's start such a recall empties after all.
 	Emptied uint32
 	// Clock is how often the clock may move on, by more than any PutEx lives, and by half of what a pin lasts.
@@ -337,10 +339,12 @@ type World struct {
 
 	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, restarts, leaders, clocks int
 
-	tier   tier
-	rots   int
-	rotten []rot
-	mended int // copies that operations have written anew
+	tier      tier
+	decided   map[slotAt][]layout.Word // by heads, in order, where words are published speculatively
+	tentative int                      // how often a replica behind the head took a word before it did
+	rots      int
+	rotten    []rot
+	mended    int // copies that operations have written anew
 
 	millis   uint64 // the Unix time of all clients
 	expiring []*expiring
