@@ -72,7 +72,6 @@ type Op struct {
 	unlinked  bool               // x's place has been handed over, which happens once
 	stub      bool               // what a Modify writes is a stub
 	spread    bool               // replicas behind A may show n though A has not taken it
-	contended bool               // the Op has lost a CAS at A, so it publishes in sequence
 	sureChild bool               // the move of child's group is complete: the child may take inserts
 	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
 	child     uint32             // shard id of the child that the key was followed to, or 0

@@ -19,6 +19,7 @@ import (
 type speculating struct {
 	sure   layout.Word // confirmed; 0: none is
 	parent layout.Word // that the record in own names, as layout.Word.AsParent has it; 0: none
+	lost   bool        // the Op has lost a CAS at A, so it publishes in sequence
 	late   bool        // casEverywhere's round is over, and another one decides on the same word
 	lostTo layout.Word // what the head held instead of x, while strays are taken away
 	b      layout.Word // of a sync: the head's word when the replica behind it was at or past that
@@ -36,7 +37,7 @@ func (o *Op) isSpeculative() bool { return o.Route.PG.Speculative && o.Route.PG.
 // speculates reports whether the change of x is published in the round that decides it. Only LIVE words have
 // children, only confirmed ones are expected so, and an Op that has lost once goes on in sequence.
 func (o *Op) speculates() bool {
-	return o.isSpeculative() && !o.Route.PG.Joining && (o.Kind == Put || o.Kind == Modify) && !o.contended &&
+	return o.isSpeculative() && !o.Route.PG.Joining && (o.Kind == Put || o.Kind == Modify) && !o.need().spec.lost &&
 		o.Pinned == 0 && !o.stub && !o.inChunks() && o.x.State() == layout.Live && o.need().spec.sure == o.x
 }
 
@@ -105,7 +106,7 @@ func (o *Op) spreadDone(found layout.Word) Action {
 
 // strayGone goes on after a loss, for good: no replica shows n, or ever will. Readers may have seen it.
 func (o *Op) strayGone() Action {
-	o.spread, o.contended = false, true
+	o.spread, o.spec.lost = false, true
 	c := o.spec.lostTo
 	o.retire()
 	return o.lost(c)

@@ -68,7 +68,7 @@ var tierMutants = []mutant{
 		"		return o.swap(b.rec.RecordHeader, b.rec.Value)\n",
 		"was := b.rec.RecordHeader\nwas.Version = b.stub.Version\nreturn o.swap(was, b.rec.Value)\n"}}},
 	{"touch-makes-the-stub-a-value", "tier: a stub's bytes are nobody's value", []edit{{"index/update.go",
-		"Session(), Stub: o.stub}", "Session()}"}}},
+		"Session(), Stub: o.stub, Parent: parent}", "Session()}"}}},
 	{"stub-counts-as-a-value", "tier: a stub's bytes are nobody's value", []edit{{"index/lookup.go",
 		"	if r.Stub {\n		return o.readObject(r)\n	}\n", ""}}},
 }

@@ -70,9 +70,9 @@ func (a *commands) printTiers(st *dirpb.StatusReply) error {
 			if st.GetLeads() {
 				heard = (time.Duration(v.GetSilentMillis()) * time.Millisecond).String() + " ago"
 			}
-			return ctl.Row{v.GetName(), v.GetId(), strings.ToLower(strings.TrimPrefix(v.GetState().String(), "VOLUME_")),
-				heard, units.Bytes(v.GetUsedBytes()), units.Bytes(v.GetCapacityBytes()), v.GetDomain(),
-				strings.Join(spaces, ","), dirpb.Addresses(v.GetEndpoints())}
+			state := strings.ToLower(strings.TrimPrefix(v.GetState().String(), "VOLUME_"))
+			return ctl.Row{v.GetName(), v.GetId(), state, heard, units.Bytes(v.GetUsedBytes()),
+				units.Bytes(v.GetCapacityBytes()), v.GetDomain(), strings.Join(spaces, ","), dirpb.Addresses(v.GetEndpoints())}
 		}))
 	return nil
 }
