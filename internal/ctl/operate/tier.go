@@ -72,7 +72,8 @@ func (a *commands) printTiers(st *dirpb.StatusReply) error {
 			}
 			state := strings.ToLower(strings.TrimPrefix(v.GetState().String(), "VOLUME_"))
 			return ctl.Row{v.GetName(), v.GetId(), state, heard, units.Bytes(v.GetUsedBytes()),
-				units.Bytes(v.GetCapacityBytes()), v.GetDomain(), strings.Join(spaces, ","), dirpb.Addresses(v.GetEndpoints())}
+				units.Bytes(v.GetCapacityBytes()), v.GetDomain(), strings.Join(spaces, ","),
+				dirpb.Addresses(v.GetEndpoints())}
 		}))
 	return nil
 }
