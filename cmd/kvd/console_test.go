@@ -5,9 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 )
@@ -382,7 +381,7 @@ func withScript(t *testing.T, page *url.URL, script string) *httptest.Server {
 const sorts = `<script>
 const seen = new MutationObserver(() => {
   const table = [...document.querySelectorAll("#tables section")].find((s) => s.querySelector("h2").textContent === "Memory");
-  const at = [...(table?.querySelectorAll("th") ?? [])].findIndex((h) => h.textContent === "live");
+  const at = [...(table?.querySelectorAll("th") ?? [])].findIndex((h) => h.textContent === "Live");
   const th = table?.querySelectorAll("th")[at];
   if (!th?.firstElementChild) return;
   seen.disconnect();
@@ -412,14 +411,16 @@ func TestPageSortsInBrowser(t *testing.T) {
 		v, _, _ = strings.Cut(v, `"`)
 		return strings.Split(v, "|")
 	}
-	bytesOf := func(a, b string) int {
-		x, errX := config.ParseSize(a)
-		y, errY := config.ParseSize(b)
-		if err := errors.Join(errX, errY); err != nil {
-			t.Fatal(err)
+	amount := func(s string) float64 {
+		number, unit, _ := strings.Cut(s, " ")
+		n, err := strconv.ParseFloat(number, 64)
+		power := slices.Index([]string{"B", "KiB", "MiB", "GiB", "TiB"}, unit)
+		if err != nil || power < 0 {
+			t.Fatalf("%q is no amount: %v", s, err)
 		}
-		return cmp.Compare(x, y)
+		return math.Ldexp(n, 10*power)
 	}
+	bytesOf := func(a, b string) int { return cmp.Compare(amount(a), amount(b)) }
 	before := column("before")
 	up := slices.SortedStableFunc(slices.Values(before), bytesOf)
 	down := slices.Clone(up)
