@@ -56,6 +56,7 @@ type batch struct {
 	// kept.
 	scripts []groupedScript // that wait, without entries; see scriptgroup.go
 	group   group           // of them, while they run
+	exec    execMemory
 
 	// The command whose replies are being written; it may have come in several
 	// batches.

@@ -98,6 +98,14 @@ func (d *database) storedLong(name []byte) []byte {
 	return append(append(make([]byte, 0, len(d.prefix)+len(name)), d.prefix...), name...)
 }
 
+// appendStored appends a key's name in the store to dst.
+func (d *database) appendStored(dst []byte, name string) []byte {
+	if d.prefix == "" && name == "" {
+		return append(dst, emptyKey...)
+	}
+	return append(append(dst, d.prefix...), name...)
+}
+
 // longNames is how many bytes of names get a prefix, and so a copy, in the store, if these are long.
 // It is in bytes. Short names are within what a batch may have for nothing.
 func (b *batch) longNames() (n int64) {

@@ -635,6 +635,10 @@ func TestAllocations(t *testing.T) {
 		{"HGET", encode("HGET", "hash", "f7"), 0.5, 512},
 		{"HINCRBY x 16", bytes.Repeat(encode("HINCRBY", "hash", "n", "0"), 16), 2.5, 2 << 10},
 		{"GET x 16", pipeline("GET", 16), 0.5, 512},
+		// These are the queue, its arguments, names of keys, and what the commands themselves take.
+		{"EXEC of SET", execOf("SET", "a", "0123456789"), 4.5, 512},
+		{"EXEC of INCRBY", execOf("INCRBY", "count", "0"), 7.5, 512},
+		{"EXEC of GET", execOf("GET", "a"), 5.5, 512},
 		// More than 64 KiB of replies: their buffer serves again, too.
 		{"GET of 1 KiB x 64", bytes.Repeat(encode("GET", "long"), 64), 0.5, 2 << 10},
 	} {
@@ -673,6 +677,10 @@ func TestAllocations(t *testing.T) {
 			t.Errorf("%s: %v allocations of %.0f bytes, want at most %v of %v", c.name, got, size, c.max, c.maxBytes)
 		}
 	}
+}
+
+func execOf(command ...string) []byte {
+	return slices.Concat(encode("MULTI"), encode(command...), encode("EXEC"))
 }
 
 func pipeline(cmd string, n int) (b []byte) {

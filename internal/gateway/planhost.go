@@ -21,7 +21,7 @@ func (h planHost) API(db int) client.API { return h.c.g.dbs[db].api }
 func (h planHost) Together(a, b int) bool { return h.c.g.dbs[a].shared == h.c.g.dbs[b].shared }
 
 func (h planHost) Prepare(k *exec.Key) {
-	k.Stored = h.c.g.dbs[k.DB].stored([]byte(k.Name))
+	k.Stored = h.c.g.dbs[k.DB].appendStored(k.Stored, k.Name)
 	k.MaxValue, k.Limits = h.c.g.o.MaxValueBytes, &h.c.g.encodings
 	k.Quiet = isLibraries(k.Name)
 }

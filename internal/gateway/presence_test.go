@@ -45,6 +45,15 @@ func TestPresence(t *testing.T) {
 	if a, o := asked.Load(), other.Load(); a != 10 || o != 0 {
 		t.Errorf("asked %d times, and %d others", a, o)
 	}
+	for _, queue := range [][]string{{"SET", "h", "v", "NX"}, {"SETNX", "k", "v"}, {"SET", "none", "v", "XX"},
+		{"DEL", "none"}} {
+		p.want(t, "+OK\r\n", "MULTI")
+		p.want(t, "+QUEUED\r\n", queue...)
+		p.want(t, map[bool]string{true: "*1\r\n$-1\r\n", false: "*1\r\n:0\r\n"}[queue[0] == "SET"], "EXEC")
+	}
+	if a, o := asked.Load(), other.Load(); a != 14 || o != 0 {
+		t.Errorf("conditions: asked %d times, and %d others", a, o)
+	}
 	// h was used longest ago.
 	p.want(t, "+OK\r\n", "SET", "new", "v")
 	p.want(t, ":2\r\n", "EXISTS", "h", "k", "new")

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -269,19 +270,44 @@ func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began
 	w.Errors += t.out.Errors
 }
 
+// execMemory is what a batch keeps for the next EXEC, empty.
+type execMemory struct {
+	names   []stagedName
+	replies []execReply
+}
+
+// execReply is the reply of a queued command: why it is refused, or a part of the staged's out. That may be moved while
+// it grows, so the part is found by its place.
+type execReply struct {
+	lo, hi  int
+	refused error
+}
+
+// keepQueue is of how many commands, and of how many keys, the memory of an EXEC serves again.
+const keepQueue = 16
+
+// forget drops what belongs to a client, and memory that is rarely needed.
+func (m *execMemory) forget() {
+	clear(m.names)
+	clear(m.replies)
+	if cap(m.names) > keepQueue {
+		m.names = nil
+	}
+	if cap(m.replies) > keepQueue {
+		m.replies = nil
+	}
+}
+
 // execStaged performs a transaction on several keys. Commands on none are performed at their turn when the replies are
 // written, once: nothing else of it runs then.
 func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	w := &b.w
-	type reply struct {
-		lo, hi  int
-		refused error
-	}
-	// Each reply is a part of t.out, and is found by its place since t.out may be moved while it grows.
-	replies := make([]reply, len(queue))
+	b.exec.replies = slices.Grow(b.exec.replies[:0], len(queue))[:len(queue)]
+	b.exec.names = c.namesOfQueue(b.exec.names[:0], queue, watched)
+	defer b.exec.forget()
+	replies, names := b.exec.replies, b.exec.names
 	late := c.tracksInside(queue)
 	c.tracksLate = late != nil
-	names := c.namesOfQueue(queue, watched)
 	t, err := c.performStaged(b.start, names, c.wayOf(names, queue, watched), func(t *staged) {
 		for _, x := range watched {
 			t.require(x)
@@ -290,7 +316,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			return
 		}
 		for i, q := range queue {
-			replies[i] = reply{lo: t.out.Len()}
+			replies[i] = execReply{lo: t.out.Len()}
 			replies[i].refused = c.refusalAtExec(q.cmd, q.args, t.DB)
 			switch {
 			case replies[i].refused != nil:
@@ -347,8 +373,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	return nil
 }
 
-// namesOfQueue is the keys that a transaction names, and those that are watched.
-func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName) {
+// namesOfQueue appends the keys that a transaction names, and those that are watched.
+func (c *conn) namesOfQueue(names []stagedName, queue []queued, watched []watch) []stagedName {
 	for _, x := range watched {
 		names = append(names, x.stagedName)
 	}

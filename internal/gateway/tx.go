@@ -297,7 +297,7 @@ func (c *conn) wayOf(names []stagedName, queue []queued, watched []watch) exec.W
 		return exec.Look
 	}
 	looks := len(watched) > 0 || c.tracker.Load() != nil || c.g.notify.Load() != 0
-	kind, now := spec.Presence, time.Now().UnixMilli()
+	asks, reads, now := true, true, time.Now().UnixMilli()
 	for _, q := range queue {
 		switch {
 		case q.cmd.keys != nil:
@@ -307,12 +307,13 @@ func (c *conn) wayOf(names []stagedName, queue []queued, watched []watch) exec.W
 		}
 		p, err := putOf(q.cmd, q.args, now)
 		looks = looks || err != nil || p.kind != spec.PutValue
-		kind = max(kind, q.cmd.Kind)
+		asks = asks && (p.kind == spec.Presence || p.kind == spec.PutIf || p.kind == spec.Remove)
+		reads = reads && p.kind <= spec.Read
 	}
 	switch {
-	case kind == spec.Presence:
+	case asks:
 		return exec.Ask
-	case kind <= spec.Read:
+	case reads:
 		return exec.Look
 	case looks:
 		return exec.Modify

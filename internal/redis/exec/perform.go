@@ -27,7 +27,8 @@ const (
 	Modify
 	// Overwrite is for commands that write the key without a look at it. None of their replies depends on what it was.
 	Overwrite
-	// Ask is Look for commands that only ask whether the key is there, and until when: its value is not read.
+	// Ask is Look for commands that only ask whether the key is there, and until when: its value is not read. They may
+	// delete the key, or make it another one, by that.
 	Ask
 )
 
@@ -85,6 +86,9 @@ func (p *Plan) try(keys []KeyName) (again bool, err error) {
 	if p.wantsRoom() {
 		return true, nil
 	}
+	if p.way == Ask && !p.takesPut(p.Keys[0]) {
+		return false, p.Err
+	}
 	err = p.Commit()
 	return errors.Is(err, ErrChanged), err
 }
@@ -121,10 +125,16 @@ func (p *Plan) overwrite(name KeyName) (again bool, err error) {
 	case k.Changed && !k.Present:
 		p.way = Modify
 		return true, nil
-	case len(k.Value) > p.limits.EachLimit && !p.Take(p.limits.PutCost*int64(len(k.Value))):
+	case !p.takesPut(k):
 		return false, p.Err
 	}
-	return false, p.Commit()
+	err = p.Commit()
+	return errors.Is(err, ErrChanged), err
+}
+
+// takesPut takes memory for a long value that is written to a key whose value was not read.
+func (p *Plan) takesPut(k *Key) bool {
+	return len(k.Value) <= p.limits.EachLimit || p.Take(p.limits.PutCost*int64(len(k.Value)))
 }
 
 var (
@@ -144,7 +154,7 @@ func (p *Plan) modify(name KeyName) (again bool, err error) {
 	if p.update == nil {
 		p.update = p.runWithin
 	}
-	p.Lone, p.looks = true, 0
+	p.Lone, p.looks, p.fresh, p.began = true, 0, *k, p.DB
 	defer func() { p.Lone = false }()
 	read := p.host.Begins(p.Keys)
 	p.ops = append(p.ops[:0], client.Op{Kind: client.OpUpdate, Key: k.Stored, Typed: true, Update: p.update})
@@ -174,12 +184,11 @@ func (p *Plan) modify(name KeyName) (again bool, err error) {
 
 // runWithin runs the commands on what the store has, and says what is to be written.
 func (p *Plan) runWithin(cur client.Item, present bool) (ch client.Change, err error) {
+	k := p.Keys[0]
 	if p.looks++; p.looks > 1 {
-		p.Err, p.Changes = nil, p.Changes[:0]
+		p.Err, p.Changes, p.DB, *k = nil, p.Changes[:0], p.began, p.fresh
 		p.does.Begin()
 	}
-	k := p.Keys[0]
-	p.renew(k, k.KeyName)
 	k.Used = true
 	k.take(cur, present)
 	switch n := p.does.Run(); {

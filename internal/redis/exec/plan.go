@@ -26,7 +26,8 @@ type Host interface {
 	// API is the client of a database's namespace, and Together whether two databases are in the same one.
 	API(db int) client.API
 	Together(a, b int) bool
-	// Prepare fills in a new key's name in the store, the limits of its value, and whether it is Quiet.
+	// Prepare fills in a new key's name in the store, the limits of its value, and whether it is Quiet. The name goes
+	// into the memory of Stored, which is empty and the Plan's.
 	Prepare(k *Key)
 	// Refuses is why no key of the database can have the name, or nil.
 	Refuses(n KeyName) error
@@ -54,8 +55,9 @@ type Limits struct {
 	WriteCost, PutCost  int64 // and what it writes, as an answer to what was there or without a look
 }
 
-// maxKeys bounds the keys of one Plan, and keep those of one that is used again.
-const maxKeys, keep = 16 << 10, 16
+// maxKeys bounds the keys of one Plan, and keep those of one that is used again. Of each name in the store it keeps the
+// memory of keepName bytes at most.
+const maxKeys, keep, keepName = 16 << 10, 16, 256
 
 var (
 	// ErrManyKeys: a Plan has maxKeys keys at most. Nothing was done.
@@ -101,6 +103,8 @@ type Plan struct {
 	does   Commands
 	update client.UpdateFunc // runWithin, once it was needed
 	looks  int               // of the store's at the key of a Modify
+	fresh  Key               // that key before the first look
+	began  int               // DB then
 
 	reply int   // bytes of replies for which a try had no memory
 	held  int64 // bytes of the share
@@ -110,6 +114,7 @@ type Plan struct {
 	// Memory that serves again.
 	all     []*Key // Keys are the first of them
 	ops     []client.Op
+	used    []*Key       // of Commit
 	missing []*Key       // of LoadNamed
 	before  []values.Key // of Snapshot
 }
@@ -130,12 +135,18 @@ func (p *Plan) Close() (again bool) {
 		return false
 	}
 	for _, k := range p.all {
-		*k = Key{}
+		stored := k.Stored[:0]
+		if cap(stored) > keepName {
+			stored = nil
+		}
+		*k = Key{Stored: stored}
 	}
 	clear(p.Find)
 	clear(p.ops[:cap(p.ops)])
 	clear(p.before[:cap(p.before)])
-	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, missing: p.missing, update: p.update, before: p.before}
+	clear(p.used[:cap(p.used)])
+	*p = Plan{Find: p.Find, all: p.all, ops: p.ops, used: p.used, missing: p.missing, update: p.update,
+		before: p.before}
 	return true
 }
 
@@ -246,7 +257,7 @@ func (p *Plan) Add(name KeyName) *Key {
 
 // renew makes a key what it is before it is read.
 func (p *Plan) renew(k *Key, name KeyName) {
-	*k = Key{KeyName: name}
+	*k = Key{KeyName: name, Stored: k.Stored[:0]}
 	k.Now, k.Room = p.Now, p.Room
 	p.host.Prepare(k)
 }
@@ -375,7 +386,7 @@ func (p *Plan) Wanted() (n int) {
 // ErrChanged, and nothing was done. Nothing is asked of the store if a single key was read: that read was of one
 // instant. An error but ErrChanged and client.ErrUnknownOutcome says that nothing was done.
 func (p *Plan) Commit() error {
-	var used []*Key
+	used := p.used[:0]
 	writes, several := false, false
 	for _, k := range p.Keys {
 		if k.Used {
@@ -384,6 +395,7 @@ func (p *Plan) Commit() error {
 			several = several || !p.host.Together(k.DB, used[0].DB)
 		}
 	}
+	p.used = used
 	switch {
 	// Keys that were read may be of any namespace if nothing is written.
 	case writes && several && p.Moves:

@@ -314,6 +314,10 @@ func TestWays(t *testing.T) {
 				p.Fail("ERR it was read, or not there")
 			}
 		}, 0, true, "", 600 << 10},
+		{"a question and a delete", Ask, func(p *Plan) { p.Key([]byte("a")).Delete() }, 0, true, "none", 600 << 10},
+		{"a question and a put", Ask, func(p *Plan) { p.set("a", "2") }, 0, true, "2", 600 << 10},
+		{"a question and a put without memory", Ask, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) }, 0,
+			false, "1", 1},
 		{"a put", Overwrite, func(p *Plan) { p.set("a", "2") }, 0, true, "2", 1},
 		{"a long put", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 100<<10))) }, 0, true, "", 1},
 		{"a put without memory", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) }, 0, false, "1",
@@ -349,13 +353,38 @@ func TestModifyBeginsAnew(t *testing.T) {
 	s.dbs[0] = twice{s.dbs[0]}
 	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Modify, steps{func() { begun++ },
 		func() int {
-			runs++
+			if runs++; p.DB != 0 {
+				t.Errorf("run %d begins in database %d", runs, p.DB)
+			}
 			k := p.Key([]byte("a"))
+			p.DB = 1 // SELECT
 			k.SetAs(client.Plain, append(k.Value[:1:1], '+'), 0)
 			return 0
 		}})
 	if a := s.value(t, 0, "a"); err != nil || runs != 2 || begun != 2 || a != "1+" || p.Keys[0].Version == 0 {
 		t.Errorf("%v: %d runs, begun %d times, a is %s, version %d", err, runs, begun, a, p.Keys[0].Version)
+	}
+}
+
+// TestOverwriteBeginsAnew: a put that was refused is tried again.
+func TestOverwriteBeginsAnew(t *testing.T) {
+	s := newShelf(1)
+	s.put(t, "a", "1")
+	p := s.plan(t)
+	refusals := 0
+	s.dbs[0].(*clienttest.Store).Fail(func(_ context.Context, o *client.Op) (f clienttest.Fault) {
+		if o.Kind == client.OpPut && refusals == 0 {
+			f.Err = client.ErrConflict
+			refusals++
+		}
+		return f
+	})
+	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Overwrite, steps{func() {}, func() int {
+		p.set("a", "2")
+		return 0
+	}})
+	if a := s.value(t, 0, "a"); err != nil || refusals != 1 || a != "2" {
+		t.Errorf("%v behind %d refusals, a is %s", err, refusals, a)
 	}
 }
 
