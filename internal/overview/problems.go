@@ -101,6 +101,12 @@ func Problems(st *dirpb.StatusReply) []Problem {
 		var pgs, doubted []string
 		last := n.GetLosses()[0]
 		for _, l := range n.GetLosses() {
+			if l.GetVolumeId() != 0 {
+				add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost values that had no copy but on "+
+					"tier node %s, which was given up at %s", n.GetName(), l.GetNode(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(
+					time.RFC3339))
+				continue
+			}
 			if l.GetRecovered() {
 				doubted = append(doubted, number(l.GetPgId()))
 				continue
@@ -110,7 +116,7 @@ func Problems(st *dirpb.StatusReply) []Problem {
 				s += fmt.Sprintf(" (%d times)", l.GetTimes())
 			}
 			pgs = append(pgs, s)
-			if last.GetRecovered() || l.GetUnixMillis() > last.GetUnixMillis() {
+			if last.GetRecovered() || last.GetVolumeId() != 0 || l.GetUnixMillis() > last.GetUnixMillis() {
 				last = l
 			}
 		}
