@@ -31,8 +31,8 @@ func (n *Node) KeepVolume(ctx context.Context, q *dirpb.KeepVolumeRequest) (*dir
 			v.Identity = rights.Caller(ctx).String()
 		}
 		if id := s.Meta().ClusterId; q.ClusterId != "" && q.ClusterId != id {
-			return fmt.Errorf("%w: the folder of tier node %.64q is of the store %.64q, and this is %q: start the tier "+
-				"node with the directory of its store, or with another folder", fsm.ErrRefused, v.GetName(), q.ClusterId, id)
+			return fmt.Errorf("%w: the folder of tier node %.64q is of the store %.64q, and this is %q. Start it with "+
+				"the directory of its store, or with another folder", fsm.ErrRefused, v.GetName(), q.ClusterId, id)
 		}
 		// The state machine refuses it as well; said again, it makes no entry in the log.
 		if err := s.CheckKeep(v); err != nil {

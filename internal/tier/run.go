@@ -214,7 +214,7 @@ func (s *Service) serve(work []*dirpb.TierWork) (changed bool) {
 }
 
 // tidy closes namespaces that are not this tier node's any more, and takes their files away. So it does with those that
-// went while the process was not there. What fails is tried again after the next reply. Ids of namespaces are not given
+// went while the process was not there. A failure is tried again after the next reply. Ids of namespaces are not given
 // out again.
 func (s *Service) tidy(r *dirpb.KeepVolumeReply) {
 	for id, n := range ordered.All(s.closing) {

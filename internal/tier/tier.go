@@ -405,7 +405,7 @@ func (n *Namespace) read(ctx context.Context, off uint64, b []byte) driver.Statu
 }
 
 // close ends the READs of a namespace's files, and closes them. It goes on where an earlier call failed, as it does
-// while connections have not ended. One goroutine calls it.
+// while connections have not ended. Its callers are one after the other.
 func (n *Namespace) close() error {
 	if !n.closing {
 		n.closing = true

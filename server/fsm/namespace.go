@@ -90,8 +90,8 @@ func (s *State) checkBounds(mode dirpb.NamespaceMode, q interface {
 	return errors.Join(s.checkMaxValue(q.GetMaxValueBytes()), s.checkMaxPinned(mode, q.GetMaxPinnedPercent()))
 }
 
-// CheckLevel refuses what a namespace is to have, by a request to make or to change it, from a level on that the state
-// has not reached. A leader asks before it proposes: directory nodes of earlier versions do not know of it, and would
+// CheckLevel refuses a request to make or to change a namespace if the state has not reached the level of what it asks
+// for. A leader asks before it proposes: directory nodes of earlier versions do not know of it, and would
 // carry out the rest.
 func (s *State) CheckLevel(q interface {
 	GetMaxValueBytes() uint64

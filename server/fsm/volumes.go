@@ -90,9 +90,9 @@ func (s *State) CheckKeep(v *dirpb.Volume) error {
 	}
 	switch {
 	case v.Id != 0 && old.GetId() != v.Id && !s.gave(v.Id):
-		return fmt.Errorf("%w: this directory never gave the id %d to the folder of tier node %q: it was recovered "+
-			"without the entry that did, or is not the folder's; keep the folder, and give the tier node another one "+
-			"meanwhile", ErrRefused, v.Id, v.Name)
+		return fmt.Errorf("%w: this directory never gave the id %d to the folder of tier node %q. It was recovered "+
+			"without that entry, or is not the folder's. Keep the folder, and give the tier node another one",
+			ErrRefused, v.Id, v.Name)
 	case v.Id != 0 && old.GetId() != v.Id:
 		return fmt.Errorf("volume %d of tier node %q was given up, and what it holds is lost: the tier node needs an "+
 			"empty folder: %w", v.Id, v.Name, ErrNotFound)
@@ -226,8 +226,8 @@ func (s *State) dropVolumeRegions(namespace uint32) {
 }
 
 // volumesFor are the volumes as a session of a namespace sees them: those of its tier's nodes, without what is
-// operators' alone. One without a region is away: its process has not opened the files. One that is not there was given
-// up. For 0 they are all, without rkeys.
+// operators' alone. If there is no region, the process has not opened the files yet. A volume that is not there was
+// given up. For 0 they are all, without rkeys.
 func (s *State) volumesFor(namespace uint32) (out []*dirpb.Volume) {
 	for _, v := range ordered.Values(s.volumes) {
 		if namespace != 0 && !names(s.namespaces[namespace], v) {
@@ -356,8 +356,9 @@ func (s *State) checkStubs(w *dirpb.Namespace) error {
 		if n > maxNamed {
 			list += ", …"
 		}
-		return fmt.Errorf("%w: namespace %q has %d sessions that cannot read what is on tier nodes (%s): run a later "+
-			"version of these clients", ErrRefused, w.Name, n, list)
+		return fmt.Errorf("%w: namespace %q has %d sessions that cannot read what is on tier nodes (%s). Run a later "+
+			"version of these clients; sessions from before level %d have to be opened anew", ErrRefused, w.Name, n,
+			list, levelTiers)
 	}
 	return nil
 }

@@ -130,7 +130,8 @@ func TestRecoveredVolumes(t *testing.T) {
 	lost := volume("t3", 2)
 	for id := range uint32(4) { // before, at, beyond what was given out
 		lost.Id = id
-		if err := h.s.CheckKeep(lost); (err == nil) != (id == 0) || errors.Is(err, ErrNotFound) != (id == 1 || id == 2) {
+		err, given := h.s.CheckKeep(lost), id == 1 || id == 2
+		if (err == nil) != (id == 0) || errors.Is(err, ErrNotFound) != given {
 			t.Errorf("volume %d: %v", id, err)
 		}
 	}
@@ -138,7 +139,7 @@ func TestRecoveredVolumes(t *testing.T) {
 		h.recover("d1")
 	}
 	lost.Id = 3
-	h.refuse(keep(lost), ErrRefused, "never gave the id 3", "keep the folder")
+	h.refuse(keep(lost), ErrRefused, "never gave the id 3", "Keep the folder")
 	h.do(keep(volume("t1", 2)))
 	lost.Id = 0
 	fresh := h.do(keep(lost)).VolumeID
@@ -260,8 +261,8 @@ func TestTierWork(t *testing.T) {
 	h.checkCopies()
 }
 
-// A store notes what it lost with a volume, whatever its last process had opened, and if there are other copies. A cache
-// loses what it may lose.
+// A store notes what it lost with a volume, whatever its last process had opened, and if there are other copies. A
+// cache loses what it may lose.
 func TestGiveUpVolume(t *testing.T) {
 	h := tiered(t)
 	r := h.do(giveUp(1))
@@ -353,7 +354,8 @@ func TestTierLevel(t *testing.T) {
 	if w := h.do(set(tierSet("a", with.Tier))).Namespace; w.Tier != nil {
 		t.Errorf("%v", w)
 	}
-	for level, q := range map[string]*dirpb.CreateNamespaceRequest{"level 4": with, "": {Name: "a", MaxPinnedPercent: 1}} {
+	pins := &dirpb.CreateNamespaceRequest{Name: "a", MaxPinnedPercent: 1}
+	for level, q := range map[string]*dirpb.CreateNamespaceRequest{"level 4": with, "": pins} {
 		if err := h.s.CheckLevel(q); level == "" && err != nil || level != "" && (!errors.Is(err, ErrRefused) ||
 			!strings.Contains(err.Error(), level)) {
 			t.Errorf("%v: %v", q, err)
