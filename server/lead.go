@@ -142,7 +142,7 @@ func (n *Node) reign(ctx context.Context) {
 		for _, w := range s.Map(nil).Namespaces {
 			if len(w.Losses) > 0 {
 				n.log.Warn("directory: data was lost, and nobody has accepted it", "namespace", w.Name,
-					"placement_groups", len(w.Losses),
+					"losses", len(w.Losses),
 					"accept", "kvctl namespace accept-loss "+w.Name)
 			}
 		}

@@ -34,7 +34,11 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	if q.MaxPinnedPercent != 0 {
 		details = append(details, "max-pinned-percent", q.MaxPinnedPercent)
 	}
+	details = append(details, tierDetails(q.Tier)...)
 	res, err := n.change(ctx, func(s *fsm.State) (_ *fsmpb.Command, err error) {
+		if err := s.CheckLevel(q); err != nil {
+			return nil, err
+		}
 		// Not by the state machine, which would refuse what earlier versions have committed.
 		if s.NamespaceNamed(q.Name) == nil {
 			err = s.CheckDomains(q.Name, q.Replicas)
@@ -66,8 +70,11 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 		details = append(details, "max-pinned-percent", *q.MaxPinnedPercent)
 	}
 	details = append(append(details, "owner", q.Owner), quotaDetails(q.Quota)...)
-	res, err := n.asked(ctx, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}},
-		actSetNamespace, q.Name, details...))
+	details = append(details, tierDetails(q.Tier)...)
+	res, err := n.change(ctx, func(s *fsm.State) (*fsmpb.Command, error) {
+		return audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}}, actSetNamespace, q.Name,
+			details...), s.CheckLevel(q)
+	})
 	return &dirpb.SetNamespaceReply{Namespace: res.Namespace}, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -28,6 +29,10 @@ func (n *Node) KeepVolume(ctx context.Context, q *dirpb.KeepVolumeRequest) (*dir
 	err = n.ask(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) error {
 		if v != nil {
 			v.Identity = rights.Caller(ctx).String()
+		}
+		if id := s.Meta().ClusterId; q.ClusterId != "" && q.ClusterId != id {
+			return fmt.Errorf("%w: the folder of tier node %.64q is of the store %.64q, and this is %q. Start it with "+
+				"the directory of its store, or with another folder", fsm.ErrRefused, v.GetName(), q.ClusterId, id)
 		}
 		// The state machine refuses it as well; said again, it makes no entry in the log.
 		if err := s.CheckKeep(v); err != nil {
@@ -58,6 +63,7 @@ func (n *Node) KeepVolume(ctx context.Context, q *dirpb.KeepVolumeRequest) (*dir
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.KeptVolume(reply.VolumeId, v.Boot, q.UsedBytes, now)
 		reply.ClusterId, reply.Keys, reply.Sessions = s.Meta().ClusterId, s.Keys(), s.Admitted()
+		reply.Recoveries = s.Meta().Recoveries
 		reply.Namespaces = s.TierWork(reply.VolumeId)
 		for _, w := range reply.Namespaces {
 			w.Budgets = x.TierBudgets(s, w.NamespaceId, now)
@@ -94,6 +100,14 @@ func (n *Node) GiveUpTier(ctx context.Context, q *dirpb.GiveUpTierRequest) (*dir
 	}
 	n.log.Warn("directory: tier node given up", "tier_node", q.Name, "volume", reply.VolumeId)
 	return reply, nil
+}
+
+// tierDetails are what an audit entry tells of the tier that a namespace is to have.
+func tierDetails(t *dirpb.Tier) []any {
+	if t == nil {
+		return nil
+	}
+	return []any{"tier-nodes", strings.Join(t.Nodes, ","), "tier-copies", t.Copies, "tier-bytes", t.Bytes}
 }
 
 // serves reports whether an identity is a tier node's of a namespace.

@@ -1,15 +1,19 @@
 package server
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
 )
 
@@ -25,6 +29,25 @@ func leading(c *cluster) *Node {
 		}
 	}
 	return c.all()[0]
+}
+
+// keptVolumes counts entries of KeepVolume in a directory node's log.
+func keptVolumes(t *testing.T, n *Node) (count int) {
+	t.Helper()
+	first, err := n.store.FirstIndex()
+	for i := first; err == nil && i <= n.machine.appliedIndex(); i++ {
+		e, c := new(raft.Log), new(fsmpb.Command)
+		if err = n.store.GetLog(i, e); err == nil && e.Type == raft.LogCommand {
+			err = proto.Unmarshal(e.Data, c)
+		}
+		if c.GetKeepVolume() != nil {
+			count++
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return count
 }
 
 // A tier node hears all that it needs to serve sessions, and what it says again makes no entry in the log.
@@ -45,14 +68,17 @@ func TestKeepVolume(t *testing.T) {
 		first.AgainMillis == 0 {
 		t.Fatalf("%v", first)
 	}
-	applied := leading(c).machine.appliedIndex()
+	kept := keptVolumes(t, leading(c))
 	if again := keep(volume("t1", 1)); again.VolumeId != 1 {
 		t.Fatalf("%v", again)
 	}
-	if now := leading(c).machine.appliedIndex(); now != applied {
-		t.Errorf("entry %d after %d: what was said again made one", now, applied)
+	if now := keptVolumes(t, leading(c)); now != kept || now == 0 {
+		t.Errorf("%d entries after %d: what was said again made one", now, kept)
 	}
-	_, err := dial(t, leading(c)).KeepVolume(testCtx(t), &dirpb.KeepVolumeRequest{})
+	_, err := dial(t, leading(c)).KeepVolume(testCtx(t), &dirpb.KeepVolumeRequest{Volume: volume("t1", 1),
+		ClusterId: "another"})
+	wantCode(t, err, codes.FailedPrecondition, `is of the store "another"`)
+	_, err = dial(t, leading(c)).KeepVolume(testCtx(t), &dirpb.KeepVolumeRequest{})
 	wantCode(t, err, codes.InvalidArgument, "tier node name")
 	s, err := dial(t, leading(c)).Status(testCtx(t), &dirpb.StatusRequest{})
 	if err != nil || len(s.Map.Volumes) != 1 || s.Map.Volumes[0].UsedBytes != 9 {
@@ -74,9 +100,15 @@ func TestTierRole(t *testing.T) {
 	for _, name := range []string{"cold", "plain"} {
 		q := &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: 16 << 20}
 		if name == "cold" {
-			q.Tier = &dirpb.Tier{Nodes: []string{"t1"}}
+			q.Tier = &dirpb.Tier{Nodes: []string{"t1"}, Copies: 1, Bytes: 1 << 30}
 		}
 		x.create(ops, q)
+	}
+	audit, err := ops.Audit(testCtx(t), &dirpb.AuditRequest{})
+	if err != nil || !slices.ContainsFunc(audit.Entries, func(e *dirpb.AuditEntry) bool {
+		return e.Object == "cold" && strings.Contains(e.Detail, "tier-nodes=t1 tier-copies=1 tier-bytes=1073741824")
+	}) {
+		t.Errorf("%v: %v", audit, err)
 	}
 	open := func(c dirpb.DirectoryClient, namespace string, background, knows bool) error {
 		_, err := c.OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Namespace: namespace, Background: background,

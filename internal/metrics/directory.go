@@ -69,9 +69,9 @@ var (
 	dirPGShort = dirFamily.desc("pg_short", "1 while sessions find too little memory in a placement group, else "+
 		"0; on the leader only.", "namespace", "pg")
 	dirLost = dirFamily.desc("lost_total", "Times that a placement group lost all its copies, and with them "+
-		"what it held.", "namespace")
-	dirLosses = dirFamily.desc("losses", "Placement groups that lost all their copies, which nobody has "+
-		"accepted yet (kvctl namespace accept-loss).", "namespace")
+		"what it held, or that a tier node was given up.", "namespace")
+	dirLosses = dirFamily.desc("losses", "Placement groups that lost all their copies, and tier nodes that were "+
+		"given up, which nobody has accepted yet (kvctl namespace accept-loss).", "namespace")
 	dirMissing  = dirFamily.desc("copies_missing", "Copies that placement groups lack.", "namespace")
 	dirHomeless = dirFamily.desc("copies_without_room", "Placement groups that lack a copy, or have none, and for "+
 		"which no memory node has room.", "namespace")

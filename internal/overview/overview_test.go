@@ -56,10 +56,13 @@ func TestProblems(t *testing.T) {
 			[]string{"directory node d3 has not answered for 1m1s|kvd directory --id d3 --data-dir DIR; or, if it is " +
 				"gone for good: kvctl directory remove d3"}},
 		{"loss", func(st *dirpb.StatusReply) {
-			st.Map.Namespaces[1].Losses = []*dirpb.Loss{{PgId: 3, Times: 2, Node: "m3", UnixMillis: 3000},
+			st.Map.Namespaces[1].Losses = []*dirpb.Loss{{VolumeId: 4, Times: 1, Node: "t9", UnixMillis: 9000},
+				{PgId: 3, Times: 2, Node: "m3", UnixMillis: 3000},
 				{PgId: 4, Times: 1, Node: "m9", UnixMillis: 2000}}
-		}, []string{"namespace b lost keys: all copies of placement group 3 (2 times), 4, the last one with memory " +
-			"node m3 at 1970-01-01T00:00:03Z|kvctl namespace accept-loss b"}},
+		}, []string{"namespace b lost values that had no copy but on tier node t9, which was given up at " +
+			"1970-01-01T00:00:09Z|kvctl namespace accept-loss b",
+			"namespace b lost keys: all copies of placement group 3 (2 times), 4, the last one with memory " +
+				"node m3 at 1970-01-01T00:00:03Z|kvctl namespace accept-loss b"}},
 		{"node down", func(st *dirpb.StatusReply) {
 			st.Map.Nodes[1].State = dirpb.NodeState_NODE_DOWN
 			st.Map.Pgs[0].Members, st.Map.Pgs[1].Members = st.Map.Pgs[0].Members[:1], st.Map.Pgs[1].Members[1:]

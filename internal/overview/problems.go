@@ -65,6 +65,44 @@ func isUp(m *dirpb.Map, node uint32) bool {
 	})
 }
 
+// lossProblems are those of what a namespace lost.
+func lossProblems(n *dirpb.Namespace) (all []Problem) {
+	accept := "kvctl namespace accept-loss " + n.GetName()
+	add := func(mend, format string, args ...any) { all = append(all, Problem{fmt.Sprintf(format, args...), mend}) }
+	at := func(l *dirpb.Loss) string { return time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339) }
+	var pgs, doubted []string
+	var last *dirpb.Loss
+	for _, l := range n.GetLosses() {
+		s := number(l.GetPgId())
+		if l.GetVolumeId() != 0 {
+			add(accept, "namespace %s lost values that had no copy but on tier node %s, which was given up at %s",
+				n.GetName(), l.GetNode(), at(l))
+			continue
+		}
+		if l.GetRecovered() {
+			doubted = append(doubted, s)
+			continue
+		}
+		if l.GetTimes() > 1 {
+			s += fmt.Sprintf(" (%d times)", l.GetTimes())
+		}
+		pgs = append(pgs, s)
+		if last == nil || l.GetUnixMillis() > last.GetUnixMillis() {
+			last = l
+		}
+	}
+	if len(doubted) > 0 {
+		add(fmt.Sprintf("kvctl --namespace %s check; then %s", n.GetName(), accept),
+			"namespace %s may lack keys: the directory was recovered without the entries by which something "+
+				"moved to placement group %s", n.GetName(), strings.Join(doubted, ", "))
+	}
+	if last != nil {
+		add(accept, "namespace %s lost keys: all copies of placement group %s, the last one with memory node %s at %s",
+			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), at(last))
+	}
+	return all
+}
+
 // Problems lists what is wrong with the store by st, the worst first.
 func Problems(st *dirpb.StatusReply) []Problem {
 	var all []Problem
@@ -95,37 +133,7 @@ func Problems(st *dirpb.StatusReply) []Problem {
 			len(st.GetDirectory())/2+1, len(st.GetDirectory()))
 	}
 	for _, n := range st.GetMap().GetNamespaces() {
-		if len(n.GetLosses()) == 0 {
-			continue
-		}
-		var pgs, doubted []string
-		last := n.GetLosses()[0]
-		for _, l := range n.GetLosses() {
-			if l.GetRecovered() {
-				doubted = append(doubted, number(l.GetPgId()))
-				continue
-			}
-			s := number(l.GetPgId())
-			if l.GetTimes() > 1 {
-				s += fmt.Sprintf(" (%d times)", l.GetTimes())
-			}
-			pgs = append(pgs, s)
-			if last.GetRecovered() || l.GetUnixMillis() > last.GetUnixMillis() {
-				last = l
-			}
-		}
-		if len(doubted) > 0 {
-			add(fmt.Sprintf("kvctl --namespace %s check; then kvctl namespace accept-loss %[1]s", n.GetName()),
-				"namespace %s may lack keys: the directory was recovered without the entries by which something "+
-					"moved to placement group %s", n.GetName(), strings.Join(doubted, ", "))
-		}
-		if len(pgs) == 0 {
-			continue
-		}
-		add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost keys: all copies of placement group %s, "+
-			"the last one with memory node %s at %s",
-			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), time.UnixMilli(last.GetUnixMillis()).UTC().Format(
-				time.RFC3339))
+		all = append(all, lossProblems(n)...)
 	}
 	all = append(all, copyProblems(st)...)
 	for _, n := range st.GetMap().GetNodes() {

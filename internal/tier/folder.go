@@ -10,6 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,9 +31,31 @@ type folder struct {
 	// Volume and Cluster are the directory's; 0 and empty until it has answered once.
 	Volume  uint32
 	Cluster string
+	// Namespaces are those that the directory has named and whose files may be here, each with the number of recoveries
+	// that the directory had seen when it named it last.
+	Namespaces map[uint32]uint64
 
 	dir     string
 	process uint64 // drawn by this process
+}
+
+// namespaceDir is the name of the folder of a namespace's files.
+func namespaceDir(id uint32) string { return fmt.Sprintf("namespace-%d", id) }
+
+// namespaceDirs lists namespaces that have files, ascending.
+func (f *folder) namespaceDirs() (ids []uint32, err error) {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		text, _ := strings.CutPrefix(e.Name(), "namespace-")
+		if id, err := strconv.ParseUint(text, 10, 32); err == nil && e.Name() == namespaceDir(uint32(id)) {
+			ids = append(ids, uint32(id))
+		}
+	}
+	slices.Sort(ids)
+	return ids, nil
 }
 
 func randomID() uint64 {

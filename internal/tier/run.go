@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -107,6 +108,7 @@ func (s *Service) exchange() (again time.Duration, err error) {
 	if s.serve(r.Namespaces) {
 		s.tell()
 	}
+	s.tidy(r)
 	select {
 	case <-s.ready:
 	default:
@@ -124,7 +126,7 @@ func (s *Service) says() *dirpb.KeepVolumeRequest {
 		Process: s.folder.process, HostId: s.o.HostID, Domain: s.o.Domain, Version: s.o.Version,
 		CapacityBytes: uint64(s.o.SizeBytes)}
 	v.Endpoints = []*dirpb.Endpoint{s.endpoint}
-	q := &dirpb.KeepVolumeRequest{Volume: v}
+	q := &dirpb.KeepVolumeRequest{Volume: v, ClusterId: s.folder.Cluster}
 	for id, n := range ordered.All(s.mu.spaces) {
 		v.Regions = append(v.Regions, &dirpb.VolumeRegion{NamespaceId: id, Rkey: n.region.RKey(), Bytes: regionBytes})
 		q.UsedBytes += uint64(n.Store.Stats().Bytes)
@@ -132,27 +134,40 @@ func (s *Service) says() *dirpb.KeepVolumeRequest {
 	return q
 }
 
-// known takes in which volume the folder is. The id is written down before anything is kept under it.
+// known takes in which volume the folder is, and of which namespaces. Both are written down before anything is kept.
 func (s *Service) known(r *dirpb.KeepVolumeReply) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch f := s.folder; {
 	case r.GetVolumeId() == 0 || r.ClusterId == "":
 		return errors.New("the directory gave no id to the folder")
-	case f.Volume == r.VolumeId && f.Cluster == r.ClusterId:
-		return nil
-	case f.Volume != 0:
+	case f.Volume != 0 && (f.Volume != r.VolumeId || f.Cluster != r.ClusterId):
 		return fmt.Errorf("the folder is volume %d of the store %s, and the directory says volume %d of %s", f.Volume,
 			f.Cluster, r.VolumeId, r.ClusterId)
 	default:
-		next := *f
-		next.Volume, next.Cluster = r.VolumeId, r.ClusterId
-		if err := next.write(); err != nil {
-			return err
+		names := maps.Clone(f.Namespaces)
+		if names == nil {
+			names = make(map[uint32]uint64)
 		}
-		*f = next
+		for _, w := range r.Namespaces {
+			names[w.NamespaceId] = r.Recoveries
+		}
+		return f.become(r, names)
+	}
+}
+
+// become writes down what a folder is by a reply, if that differs.
+func (f *folder) become(r *dirpb.KeepVolumeReply, namespaces map[uint32]uint64) error {
+	if f.Volume == r.VolumeId && f.Cluster == r.ClusterId && maps.Equal(f.Namespaces, namespaces) {
 		return nil
 	}
+	next := *f
+	next.Volume, next.Cluster, next.Namespaces = r.VolumeId, r.ClusterId, namespaces
+	if err := next.write(); err != nil {
+		return err
+	}
+	*f = next
+	return nil
 }
 
 // serve opens and closes namespaces as the directory says, and reports whether that changes what it is to know.
@@ -173,10 +188,13 @@ func (s *Service) serve(work []*dirpb.TierWork) (changed bool) {
 			continue
 		}
 		changed = true
-		s.drop(n)
+		s.mu.Lock()
+		delete(s.mu.spaces, id)
+		s.mu.Unlock()
+		s.closing[id] = n
 	}
 	for _, w := range work {
-		if have[w.NamespaceId] != nil {
+		if have[w.NamespaceId] != nil || s.closing[w.NamespaceId] != nil {
 			continue
 		}
 		n, err := s.open(w)
@@ -195,24 +213,75 @@ func (s *Service) serve(work []*dirpb.TierWork) (changed bool) {
 	return changed
 }
 
-// drop closes a namespace that is gone, and takes its files away: ids of namespaces are not given out again.
-func (s *Service) drop(n *Namespace) {
+// tidy closes namespaces that are not this tier node's any more, and takes their files away. So it does with those that
+// went while the process was not there. A failure is tried again after the next reply. Ids of namespaces are not given
+// out again.
+func (s *Service) tidy(r *dirpb.KeepVolumeReply) {
+	for id, n := range ordered.All(s.closing) {
+		s.fence(s.peersOf(id))
+		if err := n.close(); err != nil {
+			s.stays(id, "files of a namespace that is gone are not closed yet", "err", err)
+			continue
+		}
+		delete(s.closing, id)
+		delete(s.told, id)
+		s.log.Info("a namespace is not on this tier node any more", "namespace", n.work.Namespace, "id", id)
+	}
+	ids, err := s.folder.namespaceDirs()
+	if err != nil {
+		s.stays(0, "the folder cannot be listed", "err", err)
+		return
+	}
+	names := maps.Clone(s.folder.Namespaces)
+	maps.DeleteFunc(names, func(id uint32, _ uint64) bool { return !slices.Contains(ids, id) })
+	for _, w := range r.Namespaces {
+		names[w.NamespaceId] = r.Recoveries
+	}
+	for _, id := range ids {
+		named := slices.ContainsFunc(r.Namespaces, func(w *dirpb.TierWork) bool { return w.NamespaceId == id })
+		if named || s.closing[id] != nil {
+			continue
+		}
+		path := filepath.Join(s.o.Folder, namespaceDir(id))
+		// A directory that was recovered may have forgotten a namespace that is there.
+		if since, ok := names[id]; !ok || since != r.Recoveries {
+			s.stays(id, "files stay of a namespace that the directory does not know: it has not named it since it was "+
+				"recovered; if the namespace is gone, stop the tier node and remove them", "path", path)
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			s.stays(id, "files of a namespace that is gone are not removed yet", "err", err)
+			continue
+		}
+		delete(names, id)
+		delete(s.told, id)
+		s.log.Info("files of a namespace that is gone are removed", "id", id)
+	}
 	s.mu.Lock()
-	id := n.work.NamespaceId
-	delete(s.mu.spaces, id)
-	var peers []rdma.Peer
+	err = s.folder.become(r, names)
+	s.mu.Unlock()
+	if err != nil {
+		s.stays(0, "which namespaces have files here is not written down yet", "err", err)
+	}
+}
+
+// stays logs why files of a namespace are still there, unless that was logged last. 0 is for all of them.
+func (s *Service) stays(id uint32, why string, more ...any) {
+	if text := fmt.Sprint(why, more); s.told[id] != text {
+		s.told[id] = text
+		s.log.Warn(why, append([]any{"id", id}, more...)...)
+	}
+}
+
+func (s *Service) peersOf(namespace uint32) (peers []rdma.Peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for p, x := range s.mu.peers {
-		if x.namespace == id {
+		if x.namespace == namespace {
 			peers = append(peers, p)
 		}
 	}
-	s.mu.Unlock()
-	s.fence(peers)
-	err := n.close()
-	if err == nil {
-		err = os.RemoveAll(n.dir)
-	}
-	s.log.Info("a namespace is gone, and its files", "namespace", n.work.Namespace, "err", err)
+	return peers
 }
 
 // fence ends connections.

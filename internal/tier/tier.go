@@ -114,6 +114,10 @@ type Service struct {
 	closeOnce sync.Once
 	closeErr  error
 
+	// run's alone, and Close's behind it.
+	closing map[uint32]*Namespace // that are gone, and not closed yet
+	told    map[uint32]string     // what was logged last of a namespace's files that stay
+
 	mu struct {
 		sync.Mutex
 		// As the directory said last.
@@ -143,7 +147,7 @@ func Open(o Options) (_ *Service, err error) {
 		o.HostID = hostid.ID()
 	}
 	s := &Service{o: o, log: o.Logger.With("tier_node", o.Name), ready: make(chan struct{}),
-		kick: make(chan struct{}, 1)}
+		kick: make(chan struct{}, 1), closing: make(map[uint32]*Namespace), told: make(map[uint32]string)}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.mu.spaces, s.mu.peers = make(map[uint32]*Namespace), make(map[rdma.Peer]peer)
 	s.mu.failures = make(map[uint32]error)
@@ -247,6 +251,7 @@ type Namespace struct {
 	service *Service
 	dir     string
 	done    chan struct{}
+	closing bool // close began
 	pd      *rdma.PD
 	region  *rdma.MR
 	work    *dirpb.TierWork
@@ -336,7 +341,7 @@ func (s *Service) Close() error {
 		if s.listener != nil {
 			errs = append(errs, s.listener.Close())
 		}
-		for _, n := range s.Namespaces() {
+		for _, n := range append(s.Namespaces(), ordered.Values(s.closing)...) {
 			errs = append(errs, n.close())
 		}
 		if s.unlock != nil {
@@ -355,7 +360,7 @@ const regionBytes = math.MaxInt64 &^ 63
 // open opens the files of a namespace, and has them READ.
 func (s *Service) open(w *dirpb.TierWork) (n *Namespace, err error) {
 	n = &Namespace{service: s, work: w, done: make(chan struct{}),
-		dir: filepath.Join(s.o.Folder, fmt.Sprintf("namespace-%d", w.NamespaceId))}
+		dir: filepath.Join(s.o.Folder, namespaceDir(w.NamespaceId))}
 	n.Done = n.done
 	limit := s.o.SizeBytes
 	if w.LimitBytes != 0 {
@@ -392,22 +397,31 @@ func (n *Namespace) read(ctx context.Context, off uint64, b []byte) driver.Statu
 			n.service.mu.Unlock()
 			if first {
 				n.service.log.Error("the disk does not give what is there: readers go to the next copy", "namespace",
-					n.work.Namespace, "err", err)
+					n.Work().Namespace, "err", err)
 			}
 		}
 	}
 	return driver.Success
 }
 
-// close ends the READs of a namespace's files, and closes them. Its connections have ended.
+// close ends the READs of a namespace's files, and closes them. It goes on where an earlier call failed, as it does
+// while connections have not ended. Its callers are one after the other.
 func (n *Namespace) close() error {
-	close(n.done)
-	var errs []error
+	if !n.closing {
+		n.closing = true
+		close(n.done)
+	}
 	if n.region != nil {
-		errs = append(errs, n.region.Deregister())
+		if err := n.region.Deregister(); err != nil {
+			return err
+		}
+		n.region = nil
 	}
 	if n.pd != nil {
-		errs = append(errs, n.pd.Dealloc())
+		if err := n.pd.Dealloc(); err != nil {
+			return err
+		}
+		n.pd = nil
 	}
-	return errors.Join(append(errs, n.Store.Close())...)
+	return n.Store.Close()
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -267,6 +268,63 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// Files stay of a namespace that a directory does not name once it is recovered, and of one that it never named. Once
+// named by that directory, they go with the namespace, also while the process is not there.
+func TestForgotten(t *testing.T) {
+	d, dir := newDirectory(), t.TempDir()
+	d.reply.Namespaces = append(d.reply.Namespaces, &dirpb.TierWork{NamespaceId: 2, Namespace: "b", HashSeed: 5,
+		Tier: &dirpb.Tier{Nodes: []string{"t1"}}})
+	both := d.reply.Namespaces
+	if err := os.Mkdir(filepath.Join(dir, "namespace-77"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, d, dir)
+	n, _ := namespace(t, s, d, 1)
+	at, err := n.Store.Append(tierstore.Ident{Hash: 1, Version: 2}, 0, []byte("value"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dial(t, s, token.Grant{Session: 5, Namespace: 1}); err != nil {
+		t.Fatal(err)
+	}
+	namespace(t, s, d, 2)
+	have := func(want ...uint32) {
+		t.Helper()
+		asked := 0
+		d.change(func() { asked = len(d.asked) })
+		testutil.Until(t, "the replies", func() bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return len(d.asked) > asked+2 // what the last one but one said is done
+		})
+		if got, err := s.folder.namespaceDirs(); err != nil || !slices.Equal(got, want) {
+			t.Fatalf("files of namespaces %d, want %d: %v", got, want, err)
+		}
+	}
+	d.change(func() { d.reply.Recoveries, d.reply.Namespaces = 1, nil })
+	have(1, 2, 77)
+	if len(s.Namespaces()) > 0 {
+		t.Error("files of a namespace that is not named are open")
+	}
+	d.change(func() { d.reply.Namespaces = both[:1] })
+	n, _ = namespace(t, s, d, 1)
+	got := make([]byte, 5)
+	if err := n.Store.Read(t.Context(), at.Region(), got); err != nil || string(got) != "value" {
+		t.Fatalf("%q: %v", got, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.change(func() { d.reply.Namespaces = nil })
+	s = open(t, d, dir)
+	have(2, 77)
+	d.change(func() {
+		if q := d.asked[len(d.asked)-1]; q.ClusterId != "c" {
+			t.Errorf("the folder is said to be of %q", q.ClusterId)
+		}
+	})
+}
+
 // A folder that was given up is not used, one of another store neither, and a damaged one is named.
 func TestForeignFolder(t *testing.T) {
 	d, dir := newDirectory(), t.TempDir()
@@ -276,6 +334,16 @@ func TestForeignFolder(t *testing.T) {
 		err := s.Stats().Err
 		return err != nil && strings.Contains(err.Error(), "of the store c")
 	})
+	d.change(func() {
+		d.reply.ClusterId, d.err = "c", status.Error(codes.FailedPrecondition, "this directory never gave the id 3")
+	})
+	testutil.Until(t, "another refusal", func() bool {
+		err := s.Stats().Err
+		return err != nil && strings.Contains(err.Error(), "never gave")
+	})
+	if err := s.Err(); err != nil {
+		t.Fatalf("a folder that the directory does not know: %v", err)
+	}
 	d.change(func() { d.reply.ClusterId, d.err = "c", status.Error(codes.NotFound, "it was given up") })
 	<-s.Done()
 	if !errors.Is(s.Err(), ErrGivenUp) {

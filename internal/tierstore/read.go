@@ -78,13 +78,8 @@ func (s *Store) locate(at Addr, head, body []byte) (g *segment, buffered bool, e
 // pread fills head from at on, then rest from behind it.
 func (s *Store) pread(g *segment, at Addr, head, rest []byte) error {
 	f, err := s.files.take(&s.opt, g.number)
-	if errors.Is(err, fs.ErrNotExist) {
-		s.mu.RLock()
-		freed := s.mu.segs[g.number] == nil
-		s.mu.RUnlock()
-		if freed {
-			return ErrGone
-		}
+	if errors.Is(err, fs.ErrNotExist) && s.freed(g) {
+		return ErrGone
 	}
 	if err == nil {
 		defer s.files.release(f)
@@ -96,6 +91,13 @@ func (s *Store) pread(g *segment, at Addr, head, rest []byte) error {
 		return &DiskError{Op: "read", File: fileName(g.number), Effect: nothingRead, Err: err}
 	}
 	return nil
+}
+
+// freed reports whether a segment is no more, so that its file may be missing.
+func (s *Store) freed(g *segment) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.mu.segs[g.number] != g
 }
 
 // readFull fills b from off on. A file that ends before gives io.ErrUnexpectedEOF.
@@ -246,7 +248,7 @@ func (s *Store) readPart(off uint64, b []byte) (n int, err error) {
 		err = readFull(f.File, b[:n], at)
 	}
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // freed meanwhile
+	case errors.Is(err, fs.ErrNotExist) && s.freed(g):
 		return zeroes(), nil
 	case err != nil:
 		return 0, &DiskError{Op: "read", File: fileName(g.number), Effect: nothingRead, Err: err}

@@ -1148,6 +1148,16 @@ func TestRegion(t *testing.T) {
 	if err := s.Read(t.Context(), first.Region(), got); err != nil || !bytes.Equal(got, make([]byte, 64)) {
 		t.Fatalf("freed: %v", err)
 	}
+	// A file that somebody took away is no freed segment, and its bytes are not zeroes.
+	lost := all[5].at.segment()
+	s.files.drop(lost)
+	if err := s.opt.FS.Remove(s.opt.FS.PathJoin(s.opt.Folder, fileName(lost))); err != nil {
+		t.Fatal(err)
+	}
+	var disk *DiskError
+	if err := s.Read(t.Context(), all[5].at.Region(), got); !errors.As(err, &disk) || disk.Effect != nothingRead {
+		t.Fatalf("taken away: %v", err)
+	}
 	s.Close()
 	if err := s.Read(t.Context(), 0, got); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)

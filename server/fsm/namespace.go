@@ -90,6 +90,29 @@ func (s *State) checkBounds(mode dirpb.NamespaceMode, q interface {
 	return errors.Join(s.checkMaxValue(q.GetMaxValueBytes()), s.checkMaxPinned(mode, q.GetMaxPinnedPercent()))
 }
 
+// CheckLevel refuses a request to make or to change a namespace if the state has not reached the level of what it asks
+// for. A leader asks before it proposes: directory nodes of earlier versions do not know of it, and would
+// carry out the rest.
+func (s *State) CheckLevel(q interface {
+	GetMaxValueBytes() uint64
+	GetMaxPinnedPercent() uint32
+	GetTier() *dirpb.Tier
+}) error {
+	refused := func(what string, level uint32) error {
+		return fmt.Errorf("%w: %s begin with level %d, and the directory is at level %d. Start this version of kvd on "+
+			"every directory node first", ErrRefused, what, level, s.Level())
+	}
+	switch level := s.Level(); {
+	case q.GetMaxValueBytes() != 0 && level < levelLong:
+		return refused("namespaces with a longest value of their own", levelLong)
+	case q.GetMaxPinnedPercent() != 0 && level < levelPins:
+		return refused("pins", levelPins)
+	case q.GetTier() != nil && level < levelTiers:
+		return refused("namespaces with a tier", levelTiers)
+	}
+	return nil
+}
+
 // checkMaxValue returns why no namespace can have a longest value of n bytes; 0 asks for none.
 func (s *State) checkMaxValue(n uint64) error {
 	switch {
@@ -233,7 +256,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if err := s.checkTier(w, q.Tier); err != nil {
 		return nil, err
 	}
-	w.Tier = tierOf(w, q.Tier)
+	w.Tier = s.tierOf(w, q.Tier)
 	m := s.editMeta()
 	m.NamespaceId++
 	w.Id = m.NamespaceId
@@ -298,7 +321,7 @@ func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error)
 	case w == nil:
 		return nil, fmt.Errorf("namespace %q: %w", q.GetName(), ErrNotFound)
 	case w.Lost != q.Lost:
-		return nil, fmt.Errorf("%w: namespace %q has lost placement groups %d times, not %d; look again", ErrRefused,
+		return nil, fmt.Errorf("%w: namespace %q has lost keys %d times, not %d; look again", ErrRefused,
 			w.Name, w.Lost, q.Lost)
 	case len(w.Losses) == 0:
 		return w, nil

@@ -190,7 +190,7 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 		}
 		m.Pgs = append(m.Pgs, pg)
 	}
-	m.LastVolume, m.Volumes = s.meta.VolumeId, s.volumesFor(only)
+	m.LastVolume, m.Volumes, m.UnknownVolumes = s.meta.VolumeId, s.volumesFor(only), s.meta.UnknownVolumes
 	for _, sh := range ordered.Values(s.shards) {
 		if only == 0 || sh.NamespaceId == only {
 			m.Shards = append(m.Shards, sh)

@@ -24,6 +24,7 @@ const (
 	recoverKeys       = 1 << 10
 	recoverVersions   = 1 << 32 // of the map
 	recoverEpochs     = 1 << 32 // reclaim epochs
+	recoverVolumes    = 1 << 16
 )
 
 // recover begins a cluster of one from the state of one folder, of which committed entries may be missing.
@@ -46,7 +47,7 @@ func (s *State) recover(c *fsmpb.Recover) error {
 	case len(c.Key) != KeyBytes || len(c.PreviousKey) != KeyBytes:
 		return fmt.Errorf("%w: keys of %d and %d bytes, want %d", ErrInvalid, len(c.Key), len(c.PreviousKey), KeyBytes)
 	case m.SessionId > math.MaxUint32-recoverSessions || m.ShardId > math.MaxUint32-recoverShards ||
-		m.KeyGeneration > math.MaxUint32-recoverKeys ||
+		m.KeyGeneration > math.MaxUint32-recoverKeys || m.VolumeId > math.MaxUint32-recoverVolumes ||
 		m.JobId > math.MaxUint32-recoverJobs || m.NamespaceId > math.MaxUint32-recoverNamespaces:
 		return fmt.Errorf("%w: ids are used up", ErrFull)
 	}
@@ -59,6 +60,14 @@ func (s *State) recover(c *fsmpb.Recover) error {
 	m.PgId = min(m.PgId+recoverPGs, max(m.PgId, MaxPGID))
 	m.MapVersion += recoverVersions
 	m.EpochCeiling += recoverEpochs
+	if s.KnowsTiers() {
+		list := m.UnknownVolumes
+		if n := len(list); n == 0 || list[n-1].Last != m.VolumeId {
+			list = append(list, &dirpb.VolumeIds{First: m.VolumeId + 1})
+		}
+		m.VolumeId += recoverVolumes
+		m.UnknownVolumes, list[len(list)-1].Last = list, m.VolumeId
+	}
 	m.ClusterKey, m.PreviousKey = c.Key, c.PreviousKey
 	m.KeyGeneration, m.KeyUnixMillis = s.KeyGeneration()+recoverKeys, c.UnixMillis
 	s.mapChanged = true
@@ -197,6 +206,14 @@ func (s *State) checkRecovered() error {
 			r.IndexNext > s.pgs[h.PgId].IndexBytes) {
 			errs = append(errs, fmt.Errorf("heap %d: recovered with an index of %d bytes", h.PgId, r.IndexNext))
 		}
+	}
+	at := uint32(0)
+	for _, r := range s.meta.UnknownVolumes {
+		if r.First <= at || r.Last < r.First || r.Last > s.meta.VolumeId {
+			errs = append(errs, fmt.Errorf("meta: volumes %d..%d, unknown after %d, of %d", r.First, r.Last, at,
+				s.meta.VolumeId))
+		}
+		at = r.Last
 	}
 	return errors.Join(errs...)
 }

@@ -18,6 +18,21 @@ func recovery(node string) *fsmpb.Command {
 	}}}
 }
 
+// recover applies a recovery. It is not as do, for which versions of the map have no gaps.
+func (h *harness) recover(node string) {
+	h.t.Helper()
+	res := Apply(h.s, recovery(node))
+	if res.Err != nil {
+		h.t.Fatal(res.Err)
+	}
+	for _, row := range res.Changes {
+		if h.disk[string(row.Key)] = row.Value; row.Value == nil {
+			delete(h.disk, string(row.Key))
+		}
+	}
+	h.checkCopies()
+}
+
 // recovered is a state that was recovered, with a namespace of two copies on two memory nodes, and what they hold as
 // they were told.
 type recovered struct {
@@ -76,22 +91,16 @@ func newRecovered(t *testing.T) *recovered {
 	}
 	h.refuse(recovery("d9"), ErrNotFound, `directory node "d9"`)
 	before := proto.CloneOf(h.s.Meta())
-	res := Apply(h.s, recovery("d1")) // not as the harness does, for which versions of the map have no gaps
-	if res.Err != nil {
-		t.Fatal(res.Err)
-	}
-	for _, row := range res.Changes {
-		if h.disk[string(row.Key)] = row.Value; row.Value == nil {
-			delete(h.disk, string(row.Key))
-		}
-	}
-	h.checkCopies()
+	h.recover("d1")
 	m := h.s.Meta()
 	if m.Recoveries != 1 || m.SessionId <= before.SessionId+1000 || m.ShardId <= before.ShardId+1000 ||
 		m.PgId <= before.PgId || m.MapVersion <= before.MapVersion+1000 ||
 		m.EpochCeiling <= before.EpochCeiling+1000 || m.JobId <= before.JobId+1000 ||
 		m.KeyGeneration <= before.KeyGeneration+100 || bytes.Equal(m.ClusterKey, before.ClusterKey) {
 		t.Fatalf("recovered %v of %v", m, before)
+	}
+	if m.VolumeId != 0 || len(m.UnknownVolumes) > 0 {
+		t.Errorf("volumes of a level that has none: %v", m)
 	}
 	if len(h.s.Directory()) != 1 || h.s.Life(x.Id) == dirpb.SessionLife_SESSION_LIVE {
 		t.Fatalf("directory nodes %v, session %v", h.s.Directory(), h.s.Life(x.Id))

@@ -324,7 +324,7 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 		w.MaxPinnedPercent = *q.MaxPinnedPercent
 	}
 	if q.Tier != nil {
-		w.Tier = tierOf(w, q.Tier)
+		w.Tier = s.tierOf(w, q.Tier)
 	}
 	if !q.KeepLimit {
 		w.LimitBytes = q.LimitBytes

@@ -72,7 +72,7 @@ func (s *State) VolumeNamed(name string) *dirpb.Volume {
 }
 
 // CheckKeep says why a process may not speak for a volume, nil if it may. Another identity has the tier node, or it has
-// another folder or a later process; or the folder was given up.
+// another folder or a later process; or the folder was given up, which alone is ErrNotFound.
 func (s *State) CheckKeep(v *dirpb.Volume) error {
 	if !s.KnowsTiers() {
 		return fmt.Errorf("%w: tier nodes begin with level %d, and the directory is at level %d. Start this version "+
@@ -89,6 +89,10 @@ func (s *State) CheckKeep(v *dirpb.Volume) error {
 		}
 	}
 	switch {
+	case v.Id != 0 && old.GetId() != v.Id && !s.gave(v.Id):
+		return fmt.Errorf("%w: this directory never gave the id %d to the folder of tier node %q. It was recovered "+
+			"without that entry, or is not the folder's. Keep the folder, and give the tier node another one",
+			ErrRefused, v.Id, v.Name)
 	case v.Id != 0 && old.GetId() != v.Id:
 		return fmt.Errorf("volume %d of tier node %q was given up, and what it holds is lost: the tier node needs an "+
 			"empty folder: %w", v.Id, v.Name, ErrNotFound)
@@ -112,6 +116,13 @@ func (s *State) CheckKeep(v *dirpb.Volume) error {
 		return fmt.Errorf("%w: tier node %q runs already, or with a copy of its folder", ErrRefused, v.Name)
 	}
 	return nil
+}
+
+// gave reports whether the state gave the id to some volume.
+func (s *State) gave(id uint32) bool {
+	return id <= s.meta.VolumeId && !slices.ContainsFunc(s.meta.UnknownVolumes, func(r *dirpb.VolumeIds) bool {
+		return r.First <= id && id <= r.Last
+	})
 }
 
 // applyVolume carries out a command on volumes, and gives the id of the one that is kept.
@@ -154,7 +165,7 @@ func (s *State) AsKept(c *dirpb.Volume) *dirpb.Volume {
 		CapacityBytes: c.CapacityBytes, State: dirpb.VolumeState_VOLUME_UP,
 	}
 	for _, r := range c.Regions {
-		if w := s.namespaces[r.NamespaceId]; slices.Contains(w.GetTier().GetNodes(), v.Name) {
+		if names(s.namespaces[r.NamespaceId], v) {
 			v.Regions = append(v.Regions, r)
 		}
 	}
@@ -172,31 +183,26 @@ func (s *State) silenceVolume(c *fsmpb.SilenceVolume) error {
 	return nil
 }
 
-// giveUpVolume forgets a volume, and its id says from then on that what it held is lost. A store whose values may have
-// been there alone notes that.
+// giveUpVolume forgets a volume, and its id says from then on that what it held is lost. A store notes that if its tier
+// names the tier node, whatever regions the last process told of. It does so with other copies, too: nothing makes
+// one anew, and those may be gone already.
 func (s *State) giveUpVolume(c *fsmpb.GiveUpVolume) error {
 	v := s.volumes[c.GetVolumeId()]
 	if v == nil {
 		return fmt.Errorf("volume %d: %w", c.GetVolumeId(), ErrNotFound)
 	}
 	volumeRows.drop(s, v.Id)
-	for _, r := range v.Regions {
-		w := s.namespaces[r.NamespaceId]
-		if w == nil || w.Mode != dirpb.NamespaceMode_NAMESPACE_STORE || w.Tier.GetCopies() > 1 && s.upFor(w) > 0 {
-			continue
+	for _, w := range ordered.Values(s.namespaces) {
+		if w.Mode == dirpb.NamespaceMode_NAMESPACE_STORE && names(w, v) {
+			s.addLoss(w.Id, &dirpb.Loss{VolumeId: v.Id, UnixMillis: c.UnixMillis, Node: v.Name})
 		}
-		s.addLoss(w.Id, &dirpb.Loss{VolumeId: v.Id, UnixMillis: c.UnixMillis, Node: v.Name})
 	}
 	return nil
 }
 
-func (s *State) upFor(w *dirpb.Namespace) (n int) {
-	for _, v := range s.volumes {
-		if v.State == dirpb.VolumeState_VOLUME_UP && holds(v, w.Id) {
-			n++
-		}
-	}
-	return n
+// names reports whether the tier of a namespace names the tier node that has a volume.
+func names(w *dirpb.Namespace, v *dirpb.Volume) bool {
+	return slices.Contains(w.GetTier().GetNodes(), v.Name)
 }
 
 func holds(v *dirpb.Volume, namespace uint32) bool {
@@ -219,11 +225,12 @@ func (s *State) dropVolumeRegions(namespace uint32) {
 	}
 }
 
-// volumesFor are the volumes as a session of a namespace sees them: those that hold something of it, without what is
-// operators' alone. For 0 they are all, without rkeys.
+// volumesFor are the volumes as a session of a namespace sees them: those of its tier's nodes, without what is
+// operators' alone. If there is no region, the process has not opened the files yet. A volume that is not there was
+// given up. For 0 they are all, without rkeys.
 func (s *State) volumesFor(namespace uint32) (out []*dirpb.Volume) {
 	for _, v := range ordered.Values(s.volumes) {
-		if namespace != 0 && !holds(v, namespace) {
+		if namespace != 0 && !names(s.namespaces[namespace], v) {
 			continue
 		}
 		v = proto.CloneOf(v)
@@ -247,7 +254,7 @@ func (s *State) TierWork(volume uint32) (out []*dirpb.TierWork) {
 	v := s.volumes[volume]
 	for _, w := range ordered.Values(s.namespaces) {
 		t := w.GetTier()
-		if v == nil || w.Deleting || !slices.Contains(t.GetNodes(), v.Name) {
+		if v == nil || w.Deleting || !names(w, v) {
 			continue
 		}
 		work := &dirpb.TierWork{NamespaceId: w.Id, Namespace: w.Name, HashSeed: w.HashSeed, Mode: w.Mode, Tier: t,
@@ -262,10 +269,11 @@ func (s *State) TierWork(volume uint32) (out []*dirpb.TierWork) {
 	return out
 }
 
-// tierOf is t as w keeps it; nil: w has none.
-func tierOf(w *dirpb.Namespace, t *dirpb.Tier) *dirpb.Tier {
-	if t == nil {
-		return nil
+// tierOf is t as w keeps it; nil: w keeps the one that it has, if any. Below the level of tiers nothing is asked for,
+// as earlier versions read it.
+func (s *State) tierOf(w *dirpb.Namespace, t *dirpb.Tier) *dirpb.Tier {
+	if t == nil || !s.KnowsTiers() {
+		return w.Tier
 	}
 	t = proto.CloneOf(t)
 	slices.Sort(t.Nodes)
@@ -283,18 +291,14 @@ func tierOf(w *dirpb.Namespace, t *dirpb.Tier) *dirpb.Tier {
 // checkTier returns why w, which may be about to be made, cannot have a tier as t says; nil: it may, or none is asked
 // for.
 func (s *State) checkTier(w *dirpb.Namespace, t *dirpb.Tier) error {
-	if t == nil {
+	if t == nil || !s.KnowsTiers() {
 		return nil
-	}
-	if !s.KnowsTiers() {
-		return fmt.Errorf("%w: namespaces have a tier from level %d on, and the directory is at level %d. Start this "+
-			"version of kvd on every directory node first", ErrRefused, levelTiers, s.Level())
 	}
 	if n := len(t.Nodes); n == 0 || n > MaxTierNodes {
 		return fmt.Errorf("%w: a tier of %d tier nodes for namespace %q, want 1..%d; a namespace that has a tier "+
 			"keeps one", ErrInvalid, n, w.Name, MaxTierNodes)
 	}
-	t = tierOf(w, t)
+	t = s.tierOf(w, t)
 	domains := make(map[string]bool)
 	labelled := false
 	for i, name := range t.Nodes {
@@ -305,8 +309,11 @@ func (s *State) checkTier(w *dirpb.Namespace, t *dirpb.Tier) error {
 		case v == nil && !slices.Contains(w.GetTier().GetNodes(), name):
 			return fmt.Errorf("tier node %.64q for namespace %q: %w", name, w.Name, ErrNotFound)
 		}
-		domains[v.GetDomain()] = true
-		labelled = labelled || v.GetDomain() != ""
+		if v == nil {
+			continue // it was given up, and nobody knows where it comes back
+		}
+		domains[v.Domain] = true
+		labelled = labelled || v.Domain != ""
 	}
 	switch least := uint64(len(t.Nodes)) * MinTierBytes; {
 	case int(t.Copies) > len(t.Nodes) || t.Copies > MaxReplicas:
@@ -349,8 +356,9 @@ func (s *State) checkStubs(w *dirpb.Namespace) error {
 		if n > maxNamed {
 			list += ", …"
 		}
-		return fmt.Errorf("%w: namespace %q has %d sessions that cannot read what is on tier nodes (%s): run a later "+
-			"version of these clients", ErrRefused, w.Name, n, list)
+		return fmt.Errorf("%w: namespace %q has %d sessions that cannot read what is on tier nodes (%s). Run a later "+
+			"version of these clients; sessions from before level %d have to be opened anew", ErrRefused, w.Name, n,
+			list, levelTiers)
 	}
 	return nil
 }

@@ -1,7 +1,9 @@
 package fsm
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -117,6 +119,42 @@ func TestVolumeLife(t *testing.T) {
 	h.checkCopies()
 }
 
+// A volume whose registration a recovery did without was not given up, and its id is nobody else's.
+func TestRecoveredVolumes(t *testing.T) {
+	h := newHarness(t)
+	h.do(initAt(levelTiers))
+	h.do(keep(volume("t1", 1)))
+	h.do(keep(volume("t2", 1)))
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{
+		Directory: &fsmpb.Directory{Id: "d1", RaftAddr: "h:1", GrpcAddr: "h:2"}}}})
+	lost := volume("t3", 2)
+	for id := range uint32(4) { // before, at, beyond what was given out
+		lost.Id = id
+		err, given := h.s.CheckKeep(lost), id == 1 || id == 2
+		if (err == nil) != (id == 0) || errors.Is(err, ErrNotFound) != given {
+			t.Errorf("volume %d: %v", id, err)
+		}
+	}
+	for range 2 {
+		h.recover("d1")
+	}
+	lost.Id = 3
+	h.refuse(keep(lost), ErrRefused, "never gave the id 3", "Keep the folder")
+	h.do(keep(volume("t1", 2)))
+	lost.Id = 0
+	fresh := h.do(keep(lost)).VolumeID
+	h.recover("d1")
+	m := h.s.Map(nil)
+	if len(m.UnknownVolumes) != 2 || m.UnknownVolumes[0].First != 3 || m.UnknownVolumes[0].Last != fresh-1 ||
+		m.UnknownVolumes[1].First != fresh+1 || m.UnknownVolumes[1].Last != m.LastVolume || fresh < 1<<16 {
+		t.Errorf("volume %d, %v", fresh, m.UnknownVolumes)
+	}
+	h.do(giveUp(fresh))
+	lost.Id = fresh
+	h.refuse(keep(lost), ErrNotFound, "was given up")
+	h.checkCopies()
+}
+
 // A tier node's name is an identity's, as a memory node's is.
 func TestVolumeOwner(t *testing.T) {
 	h := newHarness(t)
@@ -184,6 +222,15 @@ func TestVolumesOfSessions(t *testing.T) {
 	if m := h.s.Map(nil); len(m.Volumes) != 2 || m.Volumes[0].Regions[0].Rkey != 0 || m.Volumes[0].Folder == 0 {
 		t.Errorf("%v", m.Volumes)
 	}
+	// A process that has not opened the files yet is away, and not given up; another namespace's tier node is neither.
+	h.do(keep(volume("t1", 2)))
+	m = h.s.Map(x)
+	if len(m.Volumes) != 2 || m.Volumes[0].Id != 1 || m.Volumes[0].Boot != 2 || len(m.Volumes[0].Regions) != 0 {
+		t.Errorf("after a restart: %v", m.Volumes)
+	}
+	if m := h.s.Map(h.s.Session(1)); len(m.Volumes) != 1 || len(m.Volumes[0].Regions) != 0 {
+		t.Errorf("after a restart: %v", m.Volumes)
+	}
 	// A region of a namespace whose tier does not name the volume is none.
 	h.do(keep(volume("t2", 1, 1, 2, 3)))
 	if v := h.s.Volume(2); len(v.Regions) != 1 {
@@ -214,7 +261,8 @@ func TestTierWork(t *testing.T) {
 	h.checkCopies()
 }
 
-// A store notes what it lost with a volume, a cache loses what it may lose, and a store with another copy nothing.
+// A store notes what it lost with a volume, whatever its last process had opened, and if there are other copies. A
+// cache loses what it may lose.
 func TestGiveUpVolume(t *testing.T) {
 	h := tiered(t)
 	r := h.do(giveUp(1))
@@ -231,7 +279,8 @@ func TestGiveUpVolume(t *testing.T) {
 
 	h = tiered(t)
 	h.do(set(tierSet("cold", &dirpb.Tier{Nodes: []string{"t1", "t2"}, Copies: 2})))
-	if r := h.do(giveUp(1)); len(r.Lost) != 0 {
+	h.do(keep(volume("t1", 2)))
+	if r := h.do(giveUp(1)); len(r.Lost) != 1 {
 		t.Fatalf("%+v", r.Lost)
 	}
 	if r := h.do(giveUp(2)); len(r.Lost) != 1 {
@@ -297,14 +346,28 @@ func TestTierLevel(t *testing.T) {
 	h.do(initAt(levelPins))
 	h.do(register("m1", 100))
 	h.refuse(keep(volume("t1", 1)), ErrRefused, "tier nodes begin with level 4, and the directory is at level 3")
-	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a", Tier: &dirpb.Tier{Nodes: []string{"t1"}}}), ErrRefused,
-		"level 4")
-	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a"}))
-	h.refuse(set(tierSet("a", &dirpb.Tier{Nodes: []string{"t1"}})), ErrRefused, "level 4")
+	// A command that an earlier version proposed does what it does there; one of this version is not proposed.
+	with := &dirpb.CreateNamespaceRequest{Name: "a", Tier: &dirpb.Tier{Nodes: []string{"t1"}}}
+	if w := h.do(create(with)).Namespace; w.Tier != nil {
+		t.Errorf("%v", w)
+	}
+	if w := h.do(set(tierSet("a", with.Tier))).Namespace; w.Tier != nil {
+		t.Errorf("%v", w)
+	}
+	pins := &dirpb.CreateNamespaceRequest{Name: "a", MaxPinnedPercent: 1}
+	for level, q := range map[string]*dirpb.CreateNamespaceRequest{"level 4": with, "": pins} {
+		if err := h.s.CheckLevel(q); level == "" && err != nil || level != "" && (!errors.Is(err, ErrRefused) ||
+			!strings.Contains(err.Error(), level)) {
+			t.Errorf("%v: %v", q, err)
+		}
+	}
 	if x := h.do(openKnowing(1)).Session; x.KnowsStubs {
 		t.Error("a session's row says more than its level knows")
 	}
 	h.do(raise(levelTiers))
+	if err := h.s.CheckLevel(with); err != nil {
+		t.Error(err)
+	}
 	h.do(keep(volume("t1", 1)))
 	h.refuse(set(tierSet("a", &dirpb.Tier{Nodes: []string{"t1"}})), ErrRefused, "1 sessions")
 	if x := h.do(openKnowing(1)).Session; !x.KnowsStubs {

@@ -146,9 +146,13 @@ func (a *commands) acceptLoss(ctx context.Context, b ctl.Backend, name string) e
 	if a.JSON() {
 		return ctl.PrintProtos(a.App, ns.GetLosses())
 	}
-	a.PrintTable(ctl.Row{"PG", "Times", "Last", "Memory node", "Held"}, ctl.MapTo(ns.GetLosses(),
+	a.PrintTable(ctl.Row{"PG", "Times", "Last", "Node", "Held"}, ctl.MapTo(ns.GetLosses(),
 		func(l *dirpb.Loss) ctl.Row {
-			return ctl.Row{l.GetPgId(), l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339),
+			var what any = l.GetPgId()
+			if id := l.GetVolumeId(); id != 0 {
+				what = fmt.Sprintf("volume %d", id)
+			}
+			return ctl.Row{what, l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339),
 				l.GetNode(),
 				units.Rounded(l.GetHeldBytes())}
 		}))

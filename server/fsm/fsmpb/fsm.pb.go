@@ -3271,12 +3271,14 @@ type Meta struct {
 	KeyUnixMillis int64  `protobuf:"varint,42,opt,name=key_unix_millis,json=keyUnixMillis,proto3" json:"key_unix_millis,omitempty"` // when it was made; 0: with the cluster
 	AuditNumber   uint64 `protobuf:"varint,43,opt,name=audit_number,json=auditNumber,proto3" json:"audit_number,omitempty"`         // of the latest audit entry
 	// Sessions that ever ended with status words that intents may name.
-	StatusDeaths  uint64 `protobuf:"varint,50,opt,name=status_deaths,json=statusDeaths,proto3" json:"status_deaths,omitempty"`
-	Reigns        uint64 `protobuf:"varint,120,opt,name=reigns,proto3" json:"reigns,omitempty"`                     // that there were
-	Recoveries    uint64 `protobuf:"varint,121,opt,name=recoveries,proto3" json:"recoveries,omitempty"`             // of the cluster from one node's folder
-	VolumeId      uint32 `protobuf:"varint,240,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"` // last given out
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StatusDeaths uint64 `protobuf:"varint,50,opt,name=status_deaths,json=statusDeaths,proto3" json:"status_deaths,omitempty"`
+	Reigns       uint64 `protobuf:"varint,120,opt,name=reigns,proto3" json:"reigns,omitempty"`                     // that there were
+	Recoveries   uint64 `protobuf:"varint,121,opt,name=recoveries,proto3" json:"recoveries,omitempty"`             // of the cluster from one node's folder
+	VolumeId     uint32 `protobuf:"varint,240,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"` // last given out
+	// Ascending: ids that recoveries went past, which this state gave to nobody.
+	UnknownVolumes []*dirpb.VolumeIds `protobuf:"bytes,241,rep,name=unknown_volumes,json=unknownVolumes,proto3" json:"unknown_volumes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Meta) Reset() {
@@ -3433,6 +3435,13 @@ func (x *Meta) GetVolumeId() uint32 {
 		return x.VolumeId
 	}
 	return 0
+}
+
+func (x *Meta) GetUnknownVolumes() []*dirpb.VolumeIds {
+	if x != nil {
+		return x.UnknownVolumes
+	}
+	return nil
 }
 
 type Directory struct {
@@ -4951,7 +4960,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\x12 \n" +
 	"\vunix_millis\x18\xa0\x01 \x01(\x03R\n" +
-	"unixMillis\"\xbe\x04\n" +
+	"unixMillis\"\x85\x05\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -4977,7 +4986,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"recoveries\x18y \x01(\x04R\n" +
 	"recoveries\x12\x1c\n" +
-	"\tvolume_id\x18\xf0\x01 \x01(\rR\bvolumeId\"q\n" +
+	"\tvolume_id\x18\xf0\x01 \x01(\rR\bvolumeId\x12E\n" +
+	"\x0funknown_volumes\x18\xf1\x01 \x03(\v2\x1b.kvd.directory.v1.VolumeIdsR\x0eunknownVolumes\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
@@ -5180,9 +5190,10 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*dirpb.JobReport)(nil),              // 68: kvd.directory.v1.JobReport
 	(*dirpb.Volume)(nil),                 // 69: kvd.directory.v1.Volume
 	(dirpb.Rebalancing)(0),               // 70: kvd.directory.v1.Rebalancing
-	(*dirpb.UnitRuns)(nil),               // 71: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 72: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 73: kvd.directory.v1.SessionLife
+	(*dirpb.VolumeIds)(nil),              // 71: kvd.directory.v1.VolumeIds
+	(*dirpb.UnitRuns)(nil),               // 72: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 73: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 74: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -5240,26 +5251,27 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	68, // 52: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
 	69, // 53: kvd.fsm.v1.KeepVolume.volume:type_name -> kvd.directory.v1.Volume
 	70, // 54: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
-	50, // 55: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	45, // 56: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	48, // 57: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	68, // 58: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	46, // 59: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	47, // 60: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	43, // 61: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	44, // 62: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	42, // 63: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
-	41, // 64: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
-	71, // 65: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	72, // 66: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	73, // 67: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	52, // 68: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	53, // 69: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	70, // [70:70] is the sub-list for method output_type
-	70, // [70:70] is the sub-list for method input_type
-	70, // [70:70] is the sub-list for extension type_name
-	70, // [70:70] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	71, // 55: kvd.fsm.v1.Meta.unknown_volumes:type_name -> kvd.directory.v1.VolumeIds
+	50, // 56: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	45, // 57: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	48, // 58: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	68, // 59: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	46, // 60: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	47, // 61: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	43, // 62: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	44, // 63: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	42, // 64: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	41, // 65: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
+	72, // 66: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	73, // 67: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	74, // 68: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	52, // 69: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	53, // 70: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	71, // [71:71] is the sub-list for method output_type
+	71, // [71:71] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
