@@ -80,6 +80,9 @@ func (t *txn) given(ctx context.Context, x *index.Transaction, err error) error 
 	} else {
 		t.afterwards(ctx, layout.Undecided)
 	}
+	if open && !x.MayHaveHappened() {
+		return fmt.Errorf("%w: MultiCAS: %w", ErrUnavailable, noEffect{err})
+	}
 	return t.undecided(err)
 }
 

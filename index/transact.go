@@ -97,6 +97,10 @@ var _ Machine = (*Transaction)(nil)
 // Where is Machine: a Transaction is where its status word is.
 func (t *Transaction) Where(m Router) (Route, bool) { return m.RoutePG(t.Status.PG, false) }
 
+// MayHaveHappened reports, of a Transaction whose Op ended with ErrUnknown, whether its verdict was under way. Otherwise
+// there may be intents, and it is not decided.
+func (t *Transaction) MayHaveHappened() bool { return t.last }
+
 // OnFrozen is Machine.
 func (t *Transaction) OnFrozen() bool { return false }
 

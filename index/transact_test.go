@@ -250,7 +250,7 @@ func TestTransactAborted(t *testing.T) {
 	}
 }
 
-// TestTransactBeginsAnew: a round that only reads, and breaks or belongs to a view that has gone, leaves nothing behind.
+// TestTransactBeginsAnew: a round that only reads, and breaks or belongs to a view that has gone, leaves no trace.
 // Others have learnt the hint that it was about meanwhile. The chain is posted once then.
 func TestTransactBeginsAnew(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -344,6 +344,9 @@ func TestTransactFarStops(t *testing.T) {
 			c.advance(1<<30, noFault)
 			x.end(w, c)
 			placed := c.op.Machine.(*index.Transaction).Legs[1].IsPlaced
+			if happened := c.op.Machine.(*index.Transaction).MayHaveHappened(); happened {
+				t.Error("may have happened, and its verdict was not posted")
+			}
 			if !errors.Is(c.op.Err, x.want) || placed != (x.want == index.ErrMissed) || w.status() != 0 {
 				t.Errorf("%v, placed %v, status %v; want %v", c.op.Err, placed, w.status(), x.want)
 			}
@@ -384,7 +387,8 @@ func TestTransactFarBroken(t *testing.T) {
 			c.op.Rebase()             // the view has changed, too
 			if a := c.op.Next(); a != index.Post || len(c.op.Accesses) != 1 || c.op.Accesses[0].Verb != index.Read ||
 				c.op.Route.PG.ID != pg {
-				t.Fatalf("action %d, %+v at placement group %d; want a READ at %d", a, c.op.Accesses, c.op.Route.PG.ID, pg)
+				t.Fatalf("action %d, %+v at placement group %d; want a READ at %d", a, c.op.Accesses, c.op.Route.PG.ID,
+					pg)
 			}
 			if v, ok := c.op.MapVersion(); !ok || v != 1 || !c.op.Posted() {
 				t.Errorf("acts by map %d (%v), posted %v; want the chain's", v, ok, c.op.Posted())
@@ -457,7 +461,8 @@ func TestTransactBroken(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.advance(3, noFault)
-	if c.op.Fail(errors.New("time is over")); !errors.Is(c.op.Err, index.ErrUnknown) {
+	if c.op.Fail(errors.New("time is over")); !errors.Is(c.op.Err, index.ErrUnknown) ||
+		!c.op.Machine.(*index.Transaction).MayHaveHappened() {
 		t.Errorf("given up while it was under way: %v, want %v", c.op.Err, index.ErrUnknown)
 	}
 	_, c = transactWorld(t, 1)

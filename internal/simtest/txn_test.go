@@ -196,7 +196,7 @@ func (t *transaction) together(err error) {
 		t.decide()
 	case err != nil:
 		out := NotDone
-		if errors.Is(err, index.ErrUnknown) {
+		if errors.Is(err, index.ErrUnknown) && z.MayHaveHappened() {
 			out = Unknown
 		}
 		t.answer(out)
