@@ -97,8 +97,8 @@ var _ Machine = (*Transaction)(nil)
 // Where is Machine: a Transaction is where its status word is.
 func (t *Transaction) Where(m Router) (Route, bool) { return m.RoutePG(t.Status.PG, false) }
 
-// MayHaveHappened reports, of a Transaction whose Op ended with ErrUnknown, whether its verdict was under way. Otherwise
-// there may be intents, and it is not decided.
+// MayHaveHappened reports, of a Transaction whose Op ended with ErrUnknown, whether its verdict was under way.
+// Otherwise there may be intents, and it is not decided.
 func (t *Transaction) MayHaveHappened() bool { return t.last }
 
 // OnFrozen is Machine.
