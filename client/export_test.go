@@ -101,3 +101,27 @@ func (c *Client) Holds() int { return c.sess.Load().core.Holds() }
 
 // LoseSession ends the session, as when the directory says that it is over.
 func (c *Client) LoseSession() { c.sess.Load().lost(errSessionLost) }
+
+// AbortBroken is what MultiCAS does when a chain of ops broke, of which nobody knows whether it has happened: it aborts
+// that. The session is lost before if lost. again: MultiCAS would try once more.
+func (c *Client) AbortBroken(ctx context.Context, ops []Op, lost bool) (again bool, err error) {
+	s := c.sess.Load()
+	t := s.newTxn(ops, uint64(time.Now().UnixNano()), 0)
+	pg, err := t.home()
+	if err != nil {
+		return false, err
+	}
+	if t.x, err = s.status.take(ctx, pg); err != nil {
+		return false, err
+	}
+	t.at = t.x.at
+	t.at.Seq++
+	if err := t.request(); err != nil {
+		return false, err
+	}
+	if lost {
+		s.lost(errSessionLost)
+	}
+	err = t.commit(ctx, layout.Abort)
+	return retryable(err), err
+}

@@ -55,14 +55,35 @@ func (t *txn) together(ctx context.Context) (over bool, err error) {
 	case errors.Is(err, index.ErrBroken):
 		t.takeAll(x)
 		return true, t.commit(ctx, layout.Abort)
-	default:
-		for i := range t.legs { // a lane may be at it still
-			t.legs[i].prepare.Err = err
+	}
+	return true, t.given(ctx, x, q.Err)
+}
+
+// given goes on behind x, which has ended with another error than its own: as at the end of its time.
+func (t *txn) given(ctx context.Context, x *index.Transaction, err error) error {
+	open := errors.Is(err, ErrUnknownOutcome)
+	if !open {
+		t.took(x) // no chain is under way
+	}
+	placed := false
+	for i := range t.legs {
+		g := &t.legs[i]
+		if placed = placed || g.placed; g.placed {
+			continue
+		}
+		if g.prepare.Err = err; open { // a lane may be at it still
 			t.doubt = append(t.doubt, i)
 		}
-		t.afterwards(ctx, layout.Undecided)
-		return true, t.undecided(err)
 	}
+	if !placed && !open {
+		t.s.status.put(t.x, false) // nobody knows of it: its number is used again
+	} else {
+		t.afterwards(ctx, layout.Undecided)
+	}
+	if open && !x.MayHaveHappened() {
+		return fmt.Errorf("%w: MultiCAS: %w", ErrUnavailable, noEffect{err})
+	}
+	return t.undecided(err)
 }
 
 // isShort reports whether the attempt may be one chain: it writes all of its keys, and they have one copy each.

@@ -353,7 +353,7 @@ type noEffect struct{ err error }
 
 func (e noEffect) Error() string { return e.err.Error() }
 
-// commit decides, when every intent is on every replica; or aborts, unless it is decided.
+// commit decides, when every intent is on every replica; or aborts what nobody knows the verdict of.
 func (t *txn) commit(ctx context.Context, as layout.Verdict) error {
 	verdict, rounds, err := t.decide(ctx, as)
 	t.rounds += rounds
@@ -365,6 +365,9 @@ func (t *txn) commit(ctx context.Context, as layout.Verdict) error {
 	case err == nil:
 		t.afterwards(ctx, layout.Abort)
 		return errTxnLost
+	}
+	if as == layout.Abort {
+		err = fmt.Errorf("%w: %w", ErrUnknownOutcome, err) // what is to be aborted may have happened
 	}
 	t.afterwards(ctx, layout.Undecided)
 	return t.undecided(err)

@@ -465,6 +465,73 @@ func TestTxnInDoubt(t *testing.T) {
 	}
 }
 
+// TestTxnBrokenAndNotAborted: a chain broke, which may have happened, and the session is lost before it can be aborted.
+// It is not tried again.
+func TestTxnBrokenAndNotAborted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "shm", 1, 5*time.Second)
+	r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 24 << 20})
+	o := r.options()
+	o.Namespace = "n"
+	c := r.client(o)
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("a")}, {Kind: client.OpPut, Key: []byte("b")}}
+	if err := c.MultiCAS(t.Context(), ops); err != nil {
+		t.Fatal(err)
+	}
+	again, err := c.AbortBroken(t.Context(), ops, true)
+	if again || client.Outcome(err) != rdma.Unknown {
+		t.Errorf("%v, tried again: %v; want an unknown outcome", err, again)
+	}
+}
+
+// TestTxnGivenUp: transactions whose callers go before anything is placed leave their status words as they were.
+func TestTxnGivenUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "tcp", 1, time.Minute)
+	r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 24 << 20})
+	d, err := tcp.Open(tcp.Options{PeerTimeout: time.Minute}) // the connection outlives the silence
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.devices = append(r.devices, rdma.NewDevice("tcp", d))
+	o := r.options()
+	o.Namespace, o.Devices, o.Lanes = "n", r.devices[1:], 1
+	c, other := r.client(o), r.client(o)
+	ops := func(a, b string) []client.Op {
+		return []client.Op{{Kind: client.OpPut, Key: []byte(a)}, {Kind: client.OpPut, Key: []byte(b)}}
+	}
+	for range 2 { // connections, status words
+		if err := c.MultiCAS(t.Context(), ops("a", "b")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := other.MultiCAS(t.Context(), ops("x", "y")); err != nil { // c has no hints of these
+		t.Fatal(err)
+	}
+	eventually(t, func() string {
+		if busy, _ := c.StatusWords(); busy > 0 {
+			return fmt.Sprintf("%d status words are taken", busy)
+		}
+		return ""
+	})
+	r.nodes[0].proxy.stall()
+	defer r.nodes[0].proxy.resume()
+	for range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		if err := c.MultiCAS(ctx, ops("x", "y")); client.Outcome(err) != rdma.No {
+			t.Errorf("a transaction that is looking for its keys: %v", err)
+		}
+		cancel()
+		if busy, aside := c.StatusWords(); busy > 0 || aside > 0 {
+			t.Fatalf("%d status words are taken, and %d put aside", busy, aside)
+		}
+	}
+	r.nodes[0].proxy.resume()
+	if err := c.MultiCAS(t.Context(), ops("x", "y")); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestTxnReadsAmongWriters: a transaction that only reads ends after a few tries, whoever writes its keys, and sees
 // them as of one instant.
 func TestTxnReadsAmongWriters(t *testing.T) {

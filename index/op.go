@@ -298,7 +298,7 @@ func (o *Op) NotPosted() {
 	case stepCASSlot:
 		o.deciding, o.spread = false, o.spread && o.spec.late
 	case stepTransact:
-		o.deciding = false
+		o.Machine.(*Transaction).notPosted()
 	}
 	if !o.lockTried {
 		o.lock = 0 // nobody has seen it

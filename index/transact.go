@@ -15,7 +15,7 @@ var (
 	// for each Leg that is not Placed.
 	ErrMissed = errors.New("a key has changed")
 	// ErrBroken: a connection broke, or another view came. Any Leg may be placed, and the transaction decided. The
-	// status word tells, since nothing can land any more.
+	// status word tells: a READ by the connection that is in use now has shown that nothing can land any more.
 	ErrBroken = errors.New("the chain broke")
 )
 
@@ -82,17 +82,24 @@ type Transaction struct {
 	Verdict layout.Verdict
 
 	b      *Base
-	posted bool
-	last   bool // the round under way is the last
-	looked *Leg // whose slot the round under way looks at; nil: it is a chain
-	looks  int  // how often hints were made anew
-	finds  bool // the round under way reads groups
+	posted bool   // a chain
+	last   bool   // the round under way is the last
+	looked *Leg   // whose slot the round under way looks at; nil: it is a chain
+	looks  int    // how often hints were made anew
+	finds  bool   // the round under way reads groups
+	at     Route  // where the chain was posted last; PG nil: nowhere
+	broken bool   // nobody knows how far that chain came; the round under way is a READ behind it
+	behind []byte // the word that this READ takes
 }
 
 var _ Machine = (*Transaction)(nil)
 
 // Where is Machine: a Transaction is where its status word is.
 func (t *Transaction) Where(m Router) (Route, bool) { return m.RoutePG(t.Status.PG, false) }
+
+// MayHaveHappened reports, of a Transaction whose Op ended with ErrUnknown, whether its verdict was under way.
+// Otherwise there may be intents, and it is not decided.
+func (t *Transaction) MayHaveHappened() bool { return t.last }
 
 // OnFrozen is Machine.
 func (t *Transaction) OnFrozen() bool { return false }
@@ -130,6 +137,7 @@ func (t *Transaction) Begin(b *Base) Action {
 	if t.posted {
 		return t.broke()
 	}
+	t.finds, t.looked, t.last = false, nil, false
 	t.Release(true)
 	if !t.fits() {
 		return b.Finish(ErrApart)
@@ -211,12 +219,45 @@ func (t *Transaction) found() Action {
 	return t.goOn()
 }
 
-// broke ends a Transaction of which nobody knows how far it came.
+// broke ends a Transaction of which nobody knows how far it came. Its chain may be on its way still, by a connection
+// that is lost, while others act on the verdict. So a word is read where the chain went: that waits for the next
+// connection. Until then the outcome is open.
 func (t *Transaction) broke() Action {
+	t.Release(false)
+	r, ok := t.b.env.RoutePG(t.at.PG.ID, false)
+	t.broken, t.b.deciding = true, true
+	r.MapVersion = t.at.MapVersion // by which it acts
+	switch {
+	case !ok:
+		t.b.Route.MapVersion = r.MapVersion
+		return t.b.Restart(Refresh)
+	case r.PG.Generation != t.at.PG.Generation:
+		return t.open() // the chain went with the memory
+	}
+	off := t.Status.Off
+	for i := range t.Legs {
+		if l := &t.Legs[i]; r.PG.ID != t.Status.PG && l.route.PG.ID == r.PG.ID {
+			off = l.off
+		}
+	}
+	if t.behind == nil {
+		t.behind = t.b.Buf(8)
+	}
+	t.b.Route = r
+	t.b.NewRound()
+	t.b.Add(Access{Verb: Read, Space: Index, Off: off, Buf: t.behind})
+	return t.b.Post(stepTransact)
+}
+
+// open ends a Transaction of which nobody knows how far it came. Nothing of it can land any more.
+func (t *Transaction) open() Action {
 	t.Release(false)
 	t.b.deciding = false
 	return t.b.Finish(ErrBroken)
 }
+
+// notPosted says that the round is not under way. If the chain was posted before, its outcome stays open.
+func (t *Transaction) notPosted() { t.b.deciding = t.broken }
 
 // fits reports whether every leg has a hint that is enough, in one of two placement groups at most, each with a single
 // copy behind a provider that stops at a miss.
@@ -272,12 +313,11 @@ func (t *Transaction) chains(pg *PG) bool {
 // prepare takes l's places and encodes its records. It is false if there are none now, or if they would be long.
 func (t *Transaction) prepare(l *Leg) bool {
 	b := t.b
-	if n := layout.RecordLen(len(l.Key), len(l.Value)); l.Effect == PutKey && (n > maxLeg || b.Whole != 0 &&
-		n > int(b.Whole)) {
+	n, intent := layout.RecordLen(len(l.Key), len(l.Value)), layout.RecordLen(len(l.Key), layout.IntentLen)
+	if intent > maxLeg || l.Effect == PutKey && (n > maxLeg || b.Whole != 0 && n > int(b.Whole)) {
 		return false
 	}
-	if l.Effect == PutKey && !t.take(l, &l.final, layout.RecordLen(len(l.Key), len(l.Value))) ||
-		!t.take(l, &l.intent, layout.RecordLen(len(l.Key), layout.IntentLen)) {
+	if l.Effect == PutKey && !t.take(l, &l.final, n) || !t.take(l, &l.intent, intent) {
 		return false
 	}
 	if !l.lost {
@@ -326,8 +366,7 @@ func (t *Transaction) placeAll(pg *PG) Action {
 	t.b.NewRound()
 	t.b.Route = Route{PG: pg, MapVersion: t.b.Route.MapVersion}
 	t.addIntents(pg.ID)
-	t.posted = true
-	return t.b.Post(stepTransact)
+	return t.postChain()
 }
 
 // toPlace lists the legs in a placement group that have no intents yet.
@@ -371,8 +410,11 @@ func (t *Transaction) swing(off, expect, word uint64, ifHit bool) {
 // placeLast posts the last round: the other intents, the verdict behind them all, and what they lead to.
 func (t *Transaction) placeLast() Action {
 	r, ok := t.Where(t.b.env)
-	if !ok || !t.chains(r.PG) {
-		return t.broke()
+	if !ok || r.PG.Generation != t.Status.Generation || !t.chains(r.PG) {
+		if !t.posted {
+			return t.b.Finish(ErrApart)
+		}
+		return t.b.Finish(ErrMissed) // what was posted is over, and nothing is decided
 	}
 	r.MapVersion = t.b.Route.MapVersion // by which its places were taken
 	t.b.Route = r
@@ -384,7 +426,13 @@ func (t *Transaction) placeLast() Action {
 			t.swing(l.off, uint64(l.Placed.Word), uint64(l.decided), true)
 		}
 	}
-	t.posted, t.last, t.b.deciding = true, true, true
+	t.last = true
+	return t.postChain()
+}
+
+// postChain posts a round that places intents, whose outcome is open until its results are taken.
+func (t *Transaction) postChain() Action {
+	t.at, t.posted, t.b.deciding = t.b.Route, true, true
 	return t.b.Post(stepTransact)
 }
 
@@ -392,6 +440,8 @@ func (t *Transaction) placeLast() Action {
 func (t *Transaction) Next() Action {
 	t.b.deciding = false
 	switch {
+	case t.broken:
+		return t.open()
 	case t.finds:
 		return t.found()
 	case t.looked != nil:
@@ -434,11 +484,11 @@ func (t *Transaction) Next() Action {
 	if a := &cas[0]; !hit(nil) {
 		t.Found = layout.Status(a.Found)
 		if v, over := t.Found.Of(t.Status.Seq); over || v == layout.Commit || t.Found.Check(t.Status.Off) != nil {
-			return t.broke()
+			return t.open()
 		} else if v == layout.Undecided {
 			// The caller did not know the word before.
 			if t.looks++; t.looks > maxRetries {
-				return t.broke()
+				return t.open()
 			}
 			return t.placeLast()
 		}

@@ -92,9 +92,11 @@ func TestTransactApart(t *testing.T) {
 		change   func(c *client)
 		words    string
 	}{
-		"two copies":         {2, func(*client) {}, "k=new m=new"},
-		"no such provider":   {1, func(c *client) { c.unchained = true }, "k=new m=new"},
-		"long":               {1, func(*client) {}, "k=new m=kib8"},
+		"two copies":       {2, func(*client) {}, "k=new m=new"},
+		"no such provider": {1, func(c *client) { c.unchained = true }, "k=new m=new"},
+		"long":             {1, func(*client) {}, "k=new m=kib8"},
+		"long key": {1, func(c *client) { c.hints[strings.Repeat("m", 5000)] = c.hints["m"] }, "k=new " +
+			strings.Repeat("m", 5000) + "=-"},
 		"no memory":          {1, func(c *client) { c.memory = 3 }, "k=new m=new"},
 		"one that expires":   {1, hint(func(h *index.Hint) { h.Flags = index.HintExpires }), "k=new m=new"},
 		"version not known":  {1, hint(func(h *index.Hint) { h.Version = 0 }), "k=new m=new"},
@@ -248,6 +250,190 @@ func TestTransactAborted(t *testing.T) {
 	}
 }
 
+// TestTransactBeginsAnew: a round that only reads, and breaks or belongs to a view that has gone, leaves no trace.
+// Others have learnt the hint that it was about meanwhile. The chain is posted once then.
+func TestTransactBeginsAnew(t *testing.T) {
+	for name, c := range map[string]struct {
+		looks, fails bool
+	}{
+		"find breaks": {false, true}, "find in another view": {false, false},
+		"look breaks": {true, true}, "look in another view": {true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, cl := transactWorld(t, 1)
+			h := cl.hints["m"]
+			delete(cl.hints, "m")
+			if err := cl.start(fields("transact k=new m=new")); err != nil {
+				t.Fatal(err)
+			}
+			if c.looks {
+				cl.advance(1<<30, noFault)
+			}
+			if f := noFault; c.fails {
+				cl.advance(1<<30, failBefore)
+			} else {
+				cl.advance(1<<30, f)
+				cl.op.Rebase()
+			}
+			cl.hints["m"] = h
+			before := cl.op.Rounds
+			if _, err := cl.run(9); err != nil || cl.op.Err != nil || cl.op.Rounds != before+1 {
+				t.Errorf("%v, %v after %d more round trips, want 1", err, cl.op.Err, cl.op.Rounds-before)
+			}
+			if k, m := w.fresh(t, "k"), w.fresh(t, "m"); k != "new" || m != "new" || len(w.wrong) > 0 {
+				t.Errorf("k is %q, m is %q, places given up twice: %v", k, m, w.wrong)
+			}
+		})
+	}
+}
+
+// farWorld has key k in placement group 1 and key L in placement group 2, which c has hints of.
+func farWorld(t *testing.T) (w *world, c *client) {
+	t.Helper()
+	w = newWorld(1, 256)
+	w.other = newWorld(1, 256)
+	w.other.pg.ID = 2
+	w.depth, w.split, w.moved = 1, true, true
+	w.child = &index.Route{PG: &w.other.pg, Shard: 9, ShardOff: shardOff, Segments: 1, Depth: 1}
+	c = w.client(1)
+	for _, k := range []string{"k", "L"} {
+		must(t, w.client(2).do(t, "put", k, "old"))
+		must(t, c.do(t, "get", k))
+	}
+	c.places = nil
+	return w, c
+}
+
+// TestTransactFar: keys in two placement groups are two chains. The second is settled by others.
+func TestTransactFar(t *testing.T) {
+	w, c := farWorld(t)
+	must(t, c.do(t, "transact", "k=new", "L=new"))
+	x := c.op.Machine.(*index.Transaction)
+	if c.op.Rounds != 2 || x.Verdict != layout.Commit || !x.Legs[0].Settled || !x.Legs[1].IsPlaced ||
+		x.Legs[1].Settled {
+		t.Errorf("%d round trips, %v, %+v; want 2 and the second left", c.op.Rounds, x.Verdict, x.Legs)
+	}
+	if k, l := w.fresh(t, "k"), w.fresh(t, "L"); k != "new" || l != "new" {
+		t.Errorf("k is %q, L is %q", k, l)
+	}
+}
+
+// TestTransactFarStops: what ends a transaction between its two chains leaves no place to somebody else that a slot
+// names. Nothing is decided.
+func TestTransactFarStops(t *testing.T) {
+	over := errors.New("time is over")
+	for name, x := range map[string]struct {
+		end  func(w *world, c *client)
+		want error
+	}{
+		"given up": {func(_ *world, c *client) { c.op.Fail(over) }, index.ErrUnknown},
+		"without a view": {func(w *world, c *client) {
+			w.noRoute = true
+			c.op.Rebase()
+			c.op.Next()
+			c.op.Fail(over)
+		}, index.ErrUnknown},
+		"view goes":   {func(w *world, c *client) { w.noRoute = true; c.op.Next() }, index.ErrMissed},
+		"memory goes": {func(w *world, c *client) { w.pg.Generation++; c.op.Next() }, index.ErrMissed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c := farWorld(t)
+			if err := c.start(fields("transact k=new L=new")); err != nil {
+				t.Fatal(err)
+			}
+			c.advance(1<<30, noFault)
+			x.end(w, c)
+			placed := c.op.Machine.(*index.Transaction).Legs[1].IsPlaced
+			if happened := c.op.Machine.(*index.Transaction).MayHaveHappened(); happened {
+				t.Error("may have happened, and its verdict was not posted")
+			}
+			if !errors.Is(c.op.Err, x.want) || placed != (x.want == index.ErrMissed) || w.status() != 0 {
+				t.Errorf("%v, placed %v, status %v; want %v", c.op.Err, placed, w.status(), x.want)
+			}
+			for _, p := range c.places {
+				if strings.HasPrefix(p, "unuse pg 2") {
+					t.Errorf("gives back a place that a slot names: %v", c.places)
+				}
+			}
+		})
+	}
+	// The map changes between a look and the first chain: nothing has happened.
+	w, c := transactWorld(t, 1)
+	delete(c.hints, "m")
+	if err := c.start(fields("transact k=new m=new")); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(1<<30, noFault)
+	c.advance(1<<30, noFault)
+	w.pg.Generation++
+	if _, err := c.run(9); err != nil || !errors.Is(c.op.Err, index.ErrApart) || w.status() != 0 || w.frozen() != 0 {
+		t.Errorf("%v, %v, status %v, %d intents; want %v", err, c.op.Err, w.status(), w.frozen(), index.ErrApart)
+	}
+}
+
+// TestTransactFarBroken: a READ goes by the next connection to where the chain went, and the answer waits for it.
+func TestTransactFarBroken(t *testing.T) {
+	for _, f := range []fault{failBefore, failAfter} {
+		for pg := uint32(1); pg <= 2; pg++ {
+			w, c := farWorld(t)
+			if err := c.start(fields("transact k=new L=new")); err != nil {
+				t.Fatal(err)
+			}
+			if pg == 1 {
+				c.advance(1<<30, noFault)
+			}
+			c.advance(1<<30, f)
+			c.advance(1<<30, noFault) // reconnects
+			c.op.Rebase()             // the view has changed, too
+			if a := c.op.Next(); a != index.Post || len(c.op.Accesses) != 1 || c.op.Accesses[0].Verb != index.Read ||
+				c.op.Route.PG.ID != pg {
+				t.Fatalf("action %d, %+v at placement group %d; want a READ at %d", a, c.op.Accesses, c.op.Route.PG.ID,
+					pg)
+			}
+			if v, ok := c.op.MapVersion(); !ok || v != 1 || !c.op.Posted() {
+				t.Errorf("acts by map %d (%v), posted %v; want the chain's", v, ok, c.op.Posted())
+			}
+			if c.op.Next() != index.Done || !errors.Is(c.op.Err, index.ErrBroken) {
+				t.Errorf("%v, want %v", c.op.Err, index.ErrBroken)
+			}
+			if got, want := w.fresh(t, "k") == "new", f == failAfter && pg == 1; got != want {
+				t.Errorf("%v in placement group %d: happened: %v, want %v", f, pg, got, want)
+			}
+		}
+	}
+	// No connection comes: the outcome stays open.
+	for _, end := range []func(o *index.Op){
+		func(o *index.Op) { o.Next(); o.NotPosted() },
+		func(o *index.Op) { o.Next() },
+		func(*index.Op) {},
+	} {
+		_, c := farWorld(t)
+		if err := c.start(fields("transact k=new L=new")); err != nil {
+			t.Fatal(err)
+		}
+		c.advance(1<<30, noFault)
+		c.advance(1<<30, failAfter)
+		c.advance(1<<30, noFault)
+		end(c.op)
+		if c.op.Fail(errors.New("no connection")); !errors.Is(c.op.Err, index.ErrUnknown) {
+			t.Errorf("given up while it waits for a connection: %v, want %v", c.op.Err, index.ErrUnknown)
+		}
+	}
+	// The chain went with the memory.
+	w, c := farWorld(t)
+	if err := c.start(fields("transact k=new L=new")); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(1<<30, failBefore)
+	c.advance(1<<30, noFault)
+	next := *w.other
+	next.pg.Generation++
+	w.other = &next
+	if c.op.Next() != index.Done || !errors.Is(c.op.Err, index.ErrBroken) {
+		t.Errorf("placement group 2 has lost its memory: %v, want %v", c.op.Err, index.ErrBroken)
+	}
+}
+
 // TestTransactBroken: a connection that breaks, or a caller that goes, leaves open what has happened, and no place goes
 // back to where a verb may still come.
 func TestTransactBroken(t *testing.T) {
@@ -275,7 +461,8 @@ func TestTransactBroken(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.advance(3, noFault)
-	if c.op.Fail(errors.New("time is over")); !errors.Is(c.op.Err, index.ErrUnknown) {
+	if c.op.Fail(errors.New("time is over")); !errors.Is(c.op.Err, index.ErrUnknown) ||
+		!c.op.Machine.(*index.Transaction).MayHaveHappened() {
 		t.Errorf("given up while it was under way: %v, want %v", c.op.Err, index.ErrUnknown)
 	}
 	_, c = transactWorld(t, 1)

@@ -196,7 +196,7 @@ func (t *transaction) together(err error) {
 		t.decide()
 	case err != nil:
 		out := NotDone
-		if errors.Is(err, index.ErrUnknown) {
+		if errors.Is(err, index.ErrUnknown) && z.MayHaveHappened() {
 			out = Unknown
 		}
 		t.answer(out)
@@ -315,7 +315,7 @@ func (t *transaction) decided(op *index.Op, err error) {
 	if err != nil {
 		out := t.out
 		if out == OK {
-			if out = NotDone; errors.Is(err, index.ErrUnknown) {
+			if out = NotDone; t.broken || errors.Is(err, index.ErrUnknown) {
 				out = Unknown
 			}
 		}
