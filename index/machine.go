@@ -249,8 +249,10 @@ func (o *Op) start() Action {
 	o.after, o.adrift, o.noting = 0, false, false
 	if o.far != nil {
 		o.syncBase = 0
-		o.reading.drops = false // the attempt that was to drop the key is over
 		o.toParent()
+		if o.rare != nil {
+			o.reading.drops = false // the attempt that was to drop the key is over
+		}
 	}
 	r, ok := o.route()
 	if !ok {

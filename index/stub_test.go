@@ -580,3 +580,31 @@ func TestLongObject(t *testing.T) {
 		w.leaves(t, "stub", &s)
 	}
 }
+
+// TestRare: only operations on stubs have what is for them, and Reset clears that.
+func TestRare(t *testing.T) {
+	for _, c := range []struct {
+		op   string
+		stub bool // it is about one
+		rare bool
+	}{
+		{"get k", false, false}, {"put j v", false, false}, {"put k v2", false, false}, {"append k x", false, false},
+		{"del k", false, false}, {"sync", false, false}, {"scan", false, false}, {"put k v2", true, false},
+		{"del k", true, false}, {"sync", true, false}, {"get k", true, true}, {"append k x", true, true},
+	} {
+		w := newWorld(3, 1024).asCache()
+		must(t, w.client(1).do(t, "put", "k", "kib1"))
+		if c.stub {
+			w.stubOut("k")
+		}
+		cl := w.client(2)
+		must(t, cl.do(t, fields(c.op)...))
+		if got := cl.op.HasRare(); got != c.rare {
+			t.Errorf("%s, stub %t: rare %t, want %t", c.op, c.stub, got, c.rare)
+		}
+		cl.op.Reset()
+		if cl.op.HasRare() {
+			t.Errorf("%s, stub %t: rare after Reset", c.op, c.stub)
+		}
+	}
+}

@@ -86,12 +86,12 @@ func (k Kind) isTiered() bool { return k >= Demote && k <= Locate }
 
 // deletes reports whether the word that the Op leaves is EMPTY.
 func (o *Op) deletes() bool {
-	return o.Kind == Delete || o.Kind == Drop || o.far != nil && o.reading.drops
+	return o.Kind == Delete || o.Kind == Drop || o.far != nil && o.rare != nil && o.reading.drops
 }
 
 // beginTiered chooses the first round trip of the tier's kinds.
 func (o *Op) beginTiered(h Hint, hinted bool) Action {
-	b := &o.need().reading
+	b := &o.needRare().reading
 	exact := hinted && h.Word.State() == layout.Live
 	switch {
 	case o.Kind == Locate:
@@ -192,7 +192,7 @@ func (o *Op) swap(h layout.RecordHeader, value []byte) Action {
 
 // holds makes of r, a stub, the record that it stands for, if the Op has read its object.
 func (o *Op) holds(r *layout.Record) bool {
-	b := &o.need().reading
+	b := &o.needRare().reading
 	if !b.have {
 		return false
 	}
@@ -208,7 +208,7 @@ func (o *Op) holds(r *layout.Record) bool {
 
 // readObject asks for the object of r, the key's stub, which the tail or the head has shown under x.
 func (o *Op) readObject(r *layout.Record) Action {
-	b := &o.need().reading
+	b := &o.needRare().reading
 	s, _ := r.Object()
 	switch {
 	case s.Long:

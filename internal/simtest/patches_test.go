@@ -478,7 +478,8 @@ var byTest = []tested{
 	{"drop-outlives-its-attempt", "index", "TestDropEndsWithItsAttempt",
 		[]edit{{"index/machine.go", "		o.reading.drops = false //", "		//"}}},
 	{"promoted-into-a-shorter-place", "index", "TestPromoteOfLonger",
-		[]edit{{"index/tier.go", "	o.dropPlace() // that of another attempt may be too short\n	o.wantCode = code\n" +
+		[]edit{{"index/tier.go", "	o.dropPlace() // that of another attempt may be too short\n" +
+			"	o.wantCode = code\n" +
 			"	unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)\n	if !ok {\n		return Alloc\n	}\n" +
 			"	o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)\n	o.havePlace = true\n",
 			"if !o.havePlace {\no.wantCode = code\nunit, ver, code, ok := o.env.Alloc(o.Route.PG, code)\n" +
