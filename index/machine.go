@@ -250,6 +250,9 @@ func (o *Op) start() Action {
 	if o.far != nil {
 		o.syncBase = 0
 		o.toParent()
+		if o.rare != nil {
+			o.reading.drops = false // the attempt that was to drop the key is over
+		}
 	}
 	r, ok := o.route()
 	if !ok {

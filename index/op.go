@@ -108,11 +108,10 @@ type Op struct {
 // far is what the ways of an Op need that cost more than one round trip or begin without a hint, and what
 // is not about one key. It is there from the first of them on.
 type far struct {
-	used bool // need was called since Reset, so that Reset has something to clear
-
 	parts                 [][]byte // of a long value that was read, in order; aliases recs, or the caller's memory
 	apartRead, apartWrite bool     // Accesses may have their values apart, in READs and in WRITEs
 	inOne                 bool     // no record is read with its value apart any more
+	used                  bool     // need was called since Reset, so that Reset has something to clear
 	// LockOwner is the session that holds the lock that AskFenced is about.
 	LockOwner   uint32
 	OwnerFenced bool // the caller's answer to AskFenced; false again with another LockOwner
@@ -175,15 +174,22 @@ type far struct {
 	hides   error   // a ruined record that may have been the Op's key's: the key counts as absent to nobody
 	syncRaw bool    // the record under sync is ruined, and is copied as it is
 
-	// The tier.
-	Object  Object // the exchange of Fetch
-	reading reading
-	spec    speculating // written by methods of speculate.go, and by sync and prepare where PG.Speculative
-
 	// Transactions.
 	fixed         uint64  // region offset of the word under change if that is a status word; else 0
 	met           meeting // the intent that was met last
 	intent, final final   // of a Prepare; a Settle's copy of a record is final
+
+	*rare // nil until needRare makes it; kept over Reset
+}
+
+// rare is what an Op needs only where a value lies in the tier, or a placement group publishes speculatively. It is
+// there from the first time on. Others do not clear it.
+type rare struct {
+	rarely bool // needRare was called since Reset
+
+	Object  Object // the exchange of Fetch
+	reading reading
+	spec    speculating // written by methods of speculate.go, and by sync and prepare where PG.Speculative
 }
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of
@@ -198,6 +204,15 @@ func (o *Op) need() *far {
 	}
 	o.far.used = true
 	return o.far
+}
+
+func (o *Op) needRare() *rare {
+	f := o.need()
+	if f.rare == nil {
+		f.rare = &rare{}
+	}
+	f.rarely = true
+	return f.rare
 }
 
 func (o *Op) long() bool { return o.far != nil && len(o.chunks) > 0 }
@@ -222,7 +237,10 @@ func (o *Op) Reset() {
 	o.Accesses, o.far = accs, f
 	if f != nil && f.used {
 		clear(f.recs)
-		*f = far{recs: f.recs[:0], cand: f.cand[:0], diff: f.diff[:0], chunks: f.chunks[:0]}
+		if f.rare != nil && f.rarely {
+			*f.rare = rare{}
+		}
+		*f = far{recs: f.recs[:0], cand: f.cand[:0], diff: f.diff[:0], chunks: f.chunks[:0], rare: f.rare}
 	}
 }
 

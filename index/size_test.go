@@ -6,8 +6,7 @@ import (
 )
 
 // The fields that are neither request nor answer of a key operation take 256 bytes at most: every operation
-// of a session is such
-// an Op, and is cleared for its next use.
+// of a session is such an Op, and is cleared for its next use.
 func TestOpIsThin(t *testing.T) {
 	var o Op
 	request := unsafe.Offsetof(o.slot)
@@ -16,3 +15,13 @@ func TestOpIsThin(t *testing.T) {
 		t.Errorf("an Op's state: %d bytes of %d, want 256 at most", state, unsafe.Sizeof(o))
 	}
 }
+
+// What a GET without a hint, an insert and a sync need is cleared after each of them. It takes 1720 bytes at most.
+func TestFarIsSmall(t *testing.T) {
+	if n := unsafe.Sizeof(far{}); n > 1720 {
+		t.Errorf("%d bytes, want 1720 at most", n)
+	}
+}
+
+// HasRare reports whether o has, since its last Reset, used what few operations need.
+func (o *Op) HasRare() bool { return o.far != nil && o.rare != nil && o.rarely }

@@ -37,15 +37,15 @@ func (o *Op) isSpeculative() bool { return o.Route.PG.Speculative && o.Route.PG.
 // speculates reports whether the change of x is published in the round that decides it. Only LIVE words have
 // children, only confirmed ones are expected so, and an Op that has lost once goes on in sequence.
 func (o *Op) speculates() bool {
-	return o.isSpeculative() && !o.Route.PG.Joining && (o.Kind == Put || o.Kind == Modify) && !o.need().spec.lost &&
-		o.Pinned == 0 && !o.stub && !o.inChunks() && o.x.State() == layout.Live && o.need().spec.sure == o.x
+	return o.isSpeculative() && !o.Route.PG.Joining && (o.Kind == Put || o.Kind == Modify) && !o.needRare().spec.lost &&
+		o.Pinned == 0 && !o.stub && !o.inChunks() && o.x.State() == layout.Live && o.needRare().spec.sure == o.x
 }
 
 // trust takes the word of a hint for confirmed. Beside a joiner, whose kept memory may show an old word again, every
 // word is confirmed anew.
 func (o *Op) trust(h Hint, hinted bool) {
 	if o.isSpeculative() {
-		if o.need().spec.sure = h.Word; !hinted || o.Route.PG.Joining {
+		if o.needRare().spec.sure = h.Word; !hinted || o.Route.PG.Joining {
 			o.spec.sure = 0
 		}
 	}
@@ -97,7 +97,7 @@ func (o *Op) spreadDone(found layout.Word) Action {
 		}
 		return o.sync(o.slot, 1, stepPublish)
 	}
-	o.need().spec.lostTo = found
+	o.needRare().spec.lostTo = found
 	if every && took == 0 {
 		return o.strayGone()
 	}
@@ -123,12 +123,12 @@ func (o *Op) respread() Action {
 
 // isUnsure reports whether w, which the reader shows, has to be confirmed first.
 func (o *Op) isUnsure(w layout.Word) bool {
-	return o.isSpeculative() && w.State() == layout.Live && o.need().spec.sure != w
+	return o.isSpeculative() && w.State() == layout.Live && o.needRare().spec.sure != w
 }
 
 // confirm asks every other replica whether it shows w too, which the reader has shown with its record r.
 func (o *Op) confirm(slot uint8, w layout.Word, r *layout.Record) Action {
-	g := &o.need().spec
+	g := &o.needRare().spec
 	g.slot, g.word, g.record = slot, w, *r
 	if g.words == nil {
 		g.words = o.env.Buf(o, 8*MaxChain)
@@ -191,10 +191,12 @@ func (o *Op) syncFrom() uint8 {
 
 // readParent adds a READ of the record of R[k]'s word, which may name the head's as its parent.
 func (o *Op) readParent() {
-	g := &o.need().spec
+	if !o.isSpeculative() {
+		return
+	}
+	g, q := &o.needRare().spec, o.syncQ
 	g.rec = g.rec[:0]
-	q := o.syncQ
-	if !o.isSpeculative() || o.syncSlot == HeaderSlot || o.fixed != 0 || q.State() != layout.Live ||
+	if o.syncSlot == HeaderSlot || o.fixed != 0 || q.State() != layout.Live ||
 		!layout.InHeap(q, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
 		return
 	}
@@ -208,10 +210,9 @@ func (o *Op) readParent() {
 
 // isTentative reports whether R[k], which does not show b, is at or past it.
 func (o *Op) isTentative(b layout.Word) bool {
-	g := &o.need().spec
-	if len(g.rec) == 0 {
+	if !o.isSpeculative() || len(o.spec.rec) == 0 {
 		return false
 	}
-	r, err := layout.ParseRecord(g.rec)
+	r, err := layout.ParseRecord(o.spec.rec)
 	return err == nil && r.IsChildOf(b)
 }

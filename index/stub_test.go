@@ -463,3 +463,148 @@ func fieldsOf(ops string) (list [][]string) {
 	}
 	return list
 }
+
+// toDecision goes on until the operation's next accesses are those that decide, and performs none of them.
+func (c *client) toDecision() {
+	for c.op.Step().String() != "cas-slot" {
+		limit := 0
+		if c.posted {
+			limit = 1 << 30
+		}
+		c.advance(limit, noFault)
+	}
+}
+
+// failCAS fails what decides without an effect; refused: it was never posted.
+func (c *client) failCAS(refused bool) {
+	for i := range c.op.Accesses {
+		a := &c.op.Accesses[i]
+		a.Failed, a.Refused = true, refused && a.Verb == index.CAS
+	}
+	c.posted = false
+}
+
+// TestDropEndsWithItsAttempt: what an Op decides is taken for the drop of a lost key only if it is that. Else a Modify
+// would be applied twice.
+func TestDropEndsWithItsAttempt(t *testing.T) {
+	for _, how := range []string{"refused", "lost, and rebased", "not executed"} {
+		for r := uint8(1); r <= 3; r++ {
+			t.Run(fmt.Sprintf("%s r=%d", how, r), func(t *testing.T) {
+				w := tiered(t, r, true)
+				s, _ := w.stubOf("k")
+				delete(w.objects, s.At[0])
+				c, other := w.client(2), w.client(3)
+				must(t, c.start(fields("append k x")))
+				c.toDecision()
+				switch how {
+				case "refused":
+					c.failCAS(true)
+				case "lost, and rebased":
+					must(t, other.do(t, "put", "k", "v"))
+					c.advance(1<<30, noFault)
+					c.op.Rebase()
+				case "not executed":
+					c.failCAS(false)
+					for c.op.Step().String() != "resolve" {
+						c.advance(1<<30, noFault)
+					}
+				}
+				must(t, other.do(t, "put", "k", "v"))
+				if _, err := c.run(100); err != nil || c.op.Err != nil {
+					t.Fatal(err, c.op.Err)
+				}
+				must(t, other.do(t, "get", "k"))
+				if got := string(other.op.Record.Value); c.modified != 1 || got != "vx" {
+					t.Errorf("%q after %d calls of the function, want \"vx\" after 1", got, c.modified)
+				}
+				if len(w.wrong) > 0 {
+					t.Error(w.wrong)
+				}
+			})
+		}
+	}
+}
+
+// TestPromoteOfLonger: a Promote that meets a longer record in its second attempt takes another place for it.
+func TestPromoteOfLonger(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		w := tiered(t, r, true)
+		c, other := w.client(2), w.client(3)
+		must(t, c.start(fields("promote k")))
+		c.toDecision()
+		c.failCAS(true)
+		must(t, other.do(t, "put", "k", "kib4"))
+		must(t, other.do(t, "demote", "k"))
+		delete(c.hints, "k") // as if another operation of the session had met the new record
+		if _, err := c.run(100); err != nil || c.op.Err != nil {
+			t.Fatal(err, c.op.Err)
+		}
+		w.leaves(t, "record", nil)
+		must(t, other.do(t, "get", "k"))
+		if got := len(other.op.Record.Value); got != 4<<10 {
+			t.Errorf("r=%d: %d bytes, want 4096", r, got)
+		}
+		if len(w.wrong) > 0 {
+			t.Error(w.wrong)
+		}
+	}
+}
+
+// TestLongObject: an object of a kind that this version does not read is neither asked for nor taken for lost.
+func TestLongObject(t *testing.T) {
+	for _, op := range []string{"get k", "append k x", "promote k"} {
+		w := newWorld(2, 1024).asCache()
+		must(t, w.client(1).do(t, "put", "k", "kib1"))
+		w.stubOut("k")
+		for r := range w.pg.Replicas {
+			_, _, x, _ := w.find(r, "k")
+			b := w.region[r][x.Off():][:x.ReadLen()]
+			rec, err := layout.ParseLinked(b)
+			must(t, err)
+			s, _ := rec.Object()
+			s.Long, s.Len = true, 1<<28
+			body := layout.AppendStub(nil, &s, bytes.Clone(rec.Tail()))
+			layout.EncodeRecord(b, rec.RecordHeader, bytes.Clone(rec.Key), body)
+		}
+		s, _ := w.stubOf("k")
+		c := w.client(2)
+		must(t, c.start(fields(op)))
+		for range 20 {
+			if c.advance(1<<30, noFault); c.action == index.Fetch {
+				t.Fatalf("%s asks for %d bytes", op, c.op.Object.Len)
+			}
+		}
+		if !errors.Is(c.op.Err, index.ErrTier) {
+			t.Errorf("%s: %v, want %v", op, c.op.Err, index.ErrTier)
+		}
+		w.leaves(t, "stub", &s)
+	}
+}
+
+// TestRare: only operations on stubs have what is for them, and Reset clears that.
+func TestRare(t *testing.T) {
+	for _, c := range []struct {
+		op   string
+		stub bool // it is about one
+		rare bool
+	}{
+		{"get k", false, false}, {"put j v", false, false}, {"put k v2", false, false}, {"append k x", false, false},
+		{"del k", false, false}, {"sync", false, false}, {"scan", false, false}, {"put k v2", true, false},
+		{"del k", true, false}, {"sync", true, false}, {"get k", true, true}, {"append k x", true, true},
+	} {
+		w := newWorld(3, 1024).asCache()
+		must(t, w.client(1).do(t, "put", "k", "kib1"))
+		if c.stub {
+			w.stubOut("k")
+		}
+		cl := w.client(2)
+		must(t, cl.do(t, fields(c.op)...))
+		if got := cl.op.HasRare(); got != c.rare {
+			t.Errorf("%s, stub %t: rare %t, want %t", c.op, c.stub, got, c.rare)
+		}
+		cl.op.Reset()
+		if cl.op.HasRare() {
+			t.Errorf("%s, stub %t: rare after Reset", c.op, c.stub)
+		}
+	}
+}

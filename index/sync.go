@@ -143,8 +143,8 @@ func (o *Op) syncNext() Action {
 	case stepSyncPrev:
 		b := wordAt(o.word(1))
 		o.syncB = b
-		if o.syncK == 1 {
-			o.spec.b = b
+		if o.syncK == 1 && o.isSpeculative() {
+			o.needRare().spec.b = b
 		}
 		if o.syncSlot == HeaderSlot {
 			// Headers grow; an OVF that only a later replica has yet must stay.

@@ -62,6 +62,9 @@ type Tiered struct {
 // is about, or somebody else is at work on it. To a Locate it says that nothing is proven.
 var ErrKept = errors.New("the key stays as it is")
 
+// errLong is why an object is not read, and not taken for lost.
+var errLong = errors.New("the key's stub names the object of a long value, which this version does not read")
+
 // maxObjectLooks is how often an Op looks at a key whose object it does not find.
 const maxObjectLooks = 8
 
@@ -83,12 +86,12 @@ func (k Kind) isTiered() bool { return k >= Demote && k <= Locate }
 
 // deletes reports whether the word that the Op leaves is EMPTY.
 func (o *Op) deletes() bool {
-	return o.Kind == Delete || o.Kind == Drop || o.far != nil && o.reading.drops
+	return o.Kind == Delete || o.Kind == Drop || o.far != nil && o.rare != nil && o.reading.drops
 }
 
 // beginTiered chooses the first round trip of the tier's kinds.
 func (o *Op) beginTiered(h Hint, hinted bool) Action {
-	b := &o.need().reading
+	b := &o.needRare().reading
 	exact := hinted && h.Word.State() == layout.Live
 	switch {
 	case o.Kind == Locate:
@@ -170,15 +173,14 @@ func (o *Op) swap(h layout.RecordHeader, value []byte) Action {
 	if !ok {
 		return o.finish(ErrKept)
 	}
-	if !o.havePlace {
-		o.wantCode = code
-		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
-		if !ok {
-			return Alloc
-		}
-		o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)
-		o.havePlace = true
+	o.dropPlace() // that of another attempt may be too short
+	o.wantCode = code
+	unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
+	if !ok {
+		return Alloc
 	}
+	o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)
+	o.havePlace = true
 	h.Writer = o.env.Session()
 	o.version, o.flags, o.Expiry = h.Version, h.Flags, h.Expiry
 	o.encode(h, value, false)
@@ -190,7 +192,7 @@ func (o *Op) swap(h layout.RecordHeader, value []byte) Action {
 
 // holds makes of r, a stub, the record that it stands for, if the Op has read its object.
 func (o *Op) holds(r *layout.Record) bool {
-	b := &o.need().reading
+	b := &o.needRare().reading
 	if !b.have {
 		return false
 	}
@@ -206,9 +208,12 @@ func (o *Op) holds(r *layout.Record) bool {
 
 // readObject asks for the object of r, the key's stub, which the tail or the head has shown under x.
 func (o *Op) readObject(r *layout.Record) Action {
-	b := &o.need().reading
+	b := &o.needRare().reading
 	s, _ := r.Object()
 	switch {
+	case s.Long:
+		b.why = errLong
+		return o.noObject()
 	case b.absent && s == b.stub:
 		// It was not there, between two looks that found it named.
 		return o.objectLost(false)

@@ -46,7 +46,7 @@ func (o *Op) prepare(least uint64) Action {
 	o.flags = flags
 	parent := o.parentOf()
 	if parent != 0 || o.isSpeculative() {
-		o.need().spec.parent = parent
+		o.needRare().spec.parent = parent
 	}
 	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Pinned: o.Pinned,
 		Writer: o.env.Session(), Stub: o.stub, Parent: parent}, value,

@@ -222,6 +222,49 @@ func TestBigkeys(t *testing.T) {
 	}
 }
 
+// stubbed shows the record of a key, whose value is as long as a stub, as a stub of a value of n bytes.
+func stubbed(key string, n int) func(int, uint64, []byte) {
+	return func(_ int, _ uint64, b []byte) {
+		i := bytes.Index(b, []byte(key)) - layout.RecordHeaderSize
+		if i < 0 {
+			return
+		}
+		r, err := layout.ParseRecord(b[i:])
+		if err != nil {
+			return
+		}
+		s := layout.StubOf(&r, r.EncodedLen()-len(r.Value)+n, 1, layout.ObjectAt{Volume: 1, At: 64})
+		s.ValueLen = uint32(n)
+		h := r.RecordHeader
+		h.Stub = true
+		layout.EncodeRecord(b[i:], h, []byte(key), layout.AppendStub(nil, &s, nil))
+	}
+}
+
+// TestStubsSeen: a key whose value lies in the tier is found, and has the size of its value.
+func TestStubsSeen(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	const key, n = "some key", 5000
+	e.must(strings.Repeat("v", layout.StubLen(1)), "put", key)
+	e.wrap(func(s ctl.Store) ctl.Store { return &overlay{s, stubbed(key, n)} })
+	if out := e.must("", "dump", key); !strings.Contains(out, "volume") || strings.Contains(out, "problem") {
+		t.Errorf("no stub, or a problem, in\n%s", out)
+	}
+	type report struct {
+		Keys, Changed uint64
+		Largest       []struct {
+			Key   string
+			Bytes uint64
+			Value uint64 `json:"value_bytes"`
+		}
+	}
+	rep := decode[report](t, e.must("", "-o", "json", "bigkeys"))
+	if rep.Keys != 1 || rep.Changed != 0 || len(rep.Largest) != 1 || rep.Largest[0].Value != n ||
+		rep.Largest[0].Bytes != uint64(layout.RecordLen(len(key), n)) {
+		t.Errorf("%+v, want 1 key of %d bytes, with %d of value", rep, layout.RecordLen(len(key), n), n)
+	}
+}
+
 // accessed shows access words that a test makes up.
 type accessed struct {
 	ctl.Store

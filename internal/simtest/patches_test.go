@@ -491,6 +491,18 @@ var byTest = []tested{
 	{"near-keeps-what-begins-last", "client/near", "TestOverlaps",
 		[]edit{{"client/near/near.go", "alone := s.writing == 1 && s.writes == writes",
 			"alone := s.writes == writes"}}},
+	{"drop-outlives-its-attempt", "index", "TestDropEndsWithItsAttempt",
+		[]edit{{"index/machine.go", "		o.reading.drops = false //", "		//"}}},
+	{"promoted-into-a-shorter-place", "index", "TestPromoteOfLonger",
+		[]edit{{"index/tier.go", "	o.dropPlace() // that of another attempt may be too short\n" +
+			"	o.wantCode = code\n" +
+			"	unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)\n	if !ok {\n		return Alloc\n	}\n" +
+			"	o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)\n	o.havePlace = true\n",
+			"if !o.havePlace {\no.wantCode = code\nunit, ver, code, ok := o.env.Alloc(o.Route.PG, code)\n" +
+				"if !ok {\nreturn Alloc\n}\no.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)\n" +
+				"o.havePlace = true\n}\n"}}},
+	{"long-object-asked-for", "index", "TestLongObject",
+		[]edit{{"index/tier.go", "	case s.Long:\n", "	case s.Long && b == nil:\n"}}},
 	{"ruin-is-absent", "index", "TestUnreadableRecord",
 		[]edit{{"index/lookup.go", "	o.env.Forget(o)\n	if o.hides != nil {",
 			"	o.env.Forget(o)\n	if false {"}}},

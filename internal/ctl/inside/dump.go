@@ -156,7 +156,7 @@ func (a *commands) dumpKey(ctx context.Context, s ctl.Store, o *dumpOptions, key
 			if err := d.print("record", w.Off(), rec); err != nil {
 				return err
 			}
-			r, err := layout.ParseRecord(rec)
+			r, err := layout.ParseLinked(rec)
 			if err == nil && bytes.Equal(r.Key, key) {
 				found = true
 			}

@@ -157,8 +157,8 @@ func (a *commands) bigkeysCommand() *cobra.Command {
 		Short: "Find the largest keys of the namespace",
 		Long: "Read the index and the heads of all records, and list the largest records, how many\n" +
 			"there are of each size, and their sum. A record is key, value and 32 bytes; the\n" +
-			"place that it has is at most a sixteenth longer. Records that changed while they\n" +
-			"were looked at are only counted.",
+			"place that it has is at most a sixteenth longer. A value on a tier's disk counts as if\n" +
+			"it were in memory. Records that changed while they were looked at are only counted.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := ctl.CheckTop(n); err != nil {
@@ -273,8 +273,8 @@ func (p *part) measureAll(found func(bigKey), changed func()) error {
 	return nil
 }
 
-// measure reads the size of a record off its head; ok is false if s does not name it
-// any more. The key is the part's memory.
+// measure reads the size of a record off its head, or of the one that a stub stands for. ok is false if s does not name
+// it any more. The key is the part's memory.
 func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	if len(s.Rec) < layout.RecordHeaderSize {
 		return k, false
@@ -291,7 +291,15 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	if hash, err := p.w.Hash(k.key); err != nil || layout.FP(hash) != s.Word.FP() {
 		return k, false
 	}
-	if h.Flags&layout.FlagManifest != 0 {
+	switch {
+	case h.Stub:
+		r, err := layout.ParseLinked(s.Rec)
+		if err != nil {
+			return k, false
+		}
+		o, _ := r.Object() // ParseLinked has checked it
+		valueLen = uint64(o.ValueLen) + uint64(h.Flags.TailLen())
+	case h.Flags&layout.FlagManifest != 0:
 		r, err := layout.ParseRecord(s.Rec)
 		if err != nil {
 			return k, false
