@@ -18,8 +18,8 @@ import (
 func FuzzOp(f *testing.F) {
 	for kind := range byte(index.NumKinds) {
 		for shape := range byte(8) {
-			for _, apart := range []byte{0, 12} {
-				f.Add(kind, kind%4, 1+kind%3+apart,
+			for _, bits := range []byte{0, 12, 24} {
+				f.Add(kind, kind%4, 1+kind%3+bits,
 					[]byte{shape, shape + 1, 3, 200, shape, 0, 5, 4, 5, 6, 7, shape, 1, 2, 3})
 			}
 		}
@@ -29,6 +29,7 @@ func FuzzOp(f *testing.F) {
 	f.Add(byte(0), byte(0), byte(0), append(noChunks, 5, 0, 1, 0))
 	f.Fuzz(func(t *testing.T, kind, cond, replicas byte, data []byte) {
 		w := newWorld(1+replicas%3, 128)
+		w.pg.Speculative = replicas/24%2 == 1
 		c := w.client(1)
 		// A shard that moves, to here or elsewhere, or not at all.
 		w.split = kind%2 == 0
@@ -49,6 +50,9 @@ func FuzzOp(f *testing.F) {
 			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 				return []byte("v"), 0, 0, nil
 			}}
+		if o.Kind >= index.Demote && o.Kind <= index.Locate {
+			o.Tiered = &index.Tiered{}
+		}
 		if o.Kind == index.Prepare || o.Kind == index.Settle || o.Kind == index.Decide {
 			o.Txn = &index.Txn{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1},
 				Effect: 1 + index.Effect(replicas%3), Verdict: layout.Verdict(cond % 3)}

@@ -196,7 +196,7 @@ func (o *Op) readParent() {
 	}
 	g, q := &o.needRare().spec, o.syncQ
 	g.rec = g.rec[:0]
-	if o.syncSlot == HeaderSlot || o.fixed != 0 || q.State() != layout.Live ||
+	if o.atJoiner() || o.syncSlot == HeaderSlot || o.fixed != 0 || q.State() != layout.Live ||
 		!layout.InHeap(q, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
 		return
 	}
@@ -207,6 +207,10 @@ func (o *Op) readParent() {
 	g.rec = g.rec[:n]
 	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK, Off: q.Off(), Buf: g.rec})
 }
+
+// atJoiner reports whether R[k] is a joiner. No word is tentative there: nobody publishes speculatively beside one, and
+// what it has retained may name any word as its parent.
+func (o *Op) atJoiner() bool { return o.Route.PG.Joining && o.syncK == o.Route.PG.tail() }
 
 // isTentative reports whether R[k], which does not show b, is at or past it.
 func (o *Op) isTentative(b layout.Word) bool {

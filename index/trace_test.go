@@ -34,7 +34,7 @@ import (
 //	header home SPLIT     say in the group's header that it was split, on every replica
 //	moving split|migrate  the map has the shard move, within its placement group
 //	moved                 the map names the child alone, for what has moved
-//	joining               the last replica is a joiner, all of it zero
+//	joining [retains]     the last replica is a joiner, all of it zero, or with what it held
 //	clock ms              the Unix time
 //	route off|on          whether the map has an active placement group
 //	corrupt k [r=N] [key] flip a bit of the key's value, or of the key, on every replica or on one
@@ -204,8 +204,9 @@ func (w *world) command(d *datadriven.TestData) (string, error) {
 	case "moved":
 		w.moved = true
 	case "joining":
-		w.pg.Joining = true
-		clear(w.region[w.pg.Replicas-1])
+		if w.pg.Joining = true; arg(0) != "retains" {
+			clear(w.region[w.pg.Replicas-1])
+		}
 	case "corrupt":
 		_, one, any := strings.Cut(arg(1), "r=")
 		at := layout.RecordHeaderSize + uint64(len(arg(0)))

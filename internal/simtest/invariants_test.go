@@ -268,9 +268,13 @@ func (w *World) goesBack(r *region, s *slot, now layout.Word) bool {
 	if prev == nil {
 		return false
 	}
-	to, at := slices.Index(prev.past, now), 0
+	taken := prev.past
+	if w.cfg.Speculative { // a sync goes by the head
+		taken = w.decided[slotAt{r.pg, s.off}]
+	}
+	to, at := slices.Index(taken, now), 0
 	for i, x := range s.past {
-		for ; at < len(prev.past) && prev.past[at] != x; at++ {
+		for ; at < len(taken) && taken[at] != x; at++ {
 		}
 		if to >= 0 && to <= at {
 			for _, y := range s.past[i:] {

@@ -190,6 +190,8 @@ var byTest = []tested{
 		[]edit{{"internal/engine/post.go", "t.Op.Decides() && !l.reaches(pg)", "false"}}},
 	{"long-record-behind-the-decision", "internal/engine", "TestDoorbellsOfCopies",
 		[]edit{{"index/update.go", "o.ownLen() > maxBehind || ", ""}}},
+	{"spec-joiner-tentative", "index", "TestTraces",
+		[]edit{{op, "	if !o.isSpeculative() || o.atJoiner() || o", "	if !o.isSpeculative() || o"}}},
 	{"manifest-behind-the-decision", "index", "TestTraces",
 		[]edit{{"index/update.go", " || o.flags&layout.FlagManifest != 0 {", " {"}}},
 	{"short-record-with-the-decision", "internal/engine", "TestDoorbellsOfCopies",

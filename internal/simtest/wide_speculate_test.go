@@ -87,9 +87,8 @@ func init() {
 			"c0 m1 CAS", "c0 crashes", "time passes", "directory*"},
 			repeated(3, "all*", "E advances"), []string{"freed"})}
 	for name, cfg := range maps.Clone(wide) {
-		// A tentative record that is damaged is not told from one that is none. A joiner's retained word may seem to be
-		// a child of the head's.
-		if cfg.Replicas > 1 && cfg.Rots == 0 && !cfg.Retains && cfg.Restarts == 0 {
+		// A tentative record that is damaged is not told from one that is none.
+		if cfg.Replicas > 1 && cfg.Rots == 0 {
 			cfg.Speculative = true
 			wide[specPrefix+"-"+name], heavy[specPrefix+"-"+name] = cfg, 8*max(1, heavy[name])
 		}
@@ -99,7 +98,7 @@ func init() {
 		wide[specPrefix+"-"+name], heavy[specPrefix+"-"+name] = cfg, 2
 	}
 	for name, cfg := range maps.Clone(scopes) {
-		if cfg.Replicas > 1 && !cfg.Retains && cfg.Restarts == 0 {
+		if cfg.Replicas > 1 {
 			cfg.Speculative = true
 			scopes[specPrefix+"-"+name] = cfg
 		}
