@@ -16,7 +16,7 @@ func TestOpIsThin(t *testing.T) {
 	}
 }
 
-// What a GET without a hint, an insert and a sync need is cleared after each of them. It takes 1720 bytes at most.
+// The far of a GET without a hint, of an insert and of a sync is cleared after each. It takes 1720 bytes at most.
 func TestFarIsSmall(t *testing.T) {
 	if n := unsafe.Sizeof(far{}); n > 1720 {
 		t.Errorf("%d bytes, want 1720 at most", n)
