@@ -191,7 +191,7 @@ var byTest = []tested{
 	{"long-record-behind-the-decision", "internal/engine", "TestDoorbellsOfCopies",
 		[]edit{{"index/update.go", "o.ownLen() > maxBehind || ", ""}}},
 	{"spec-joiner-tentative", "index", "TestTraces",
-		[]edit{{op, "	if !o.isSpeculative() || o.atJoiner() || o", "	if !o.isSpeculative() || o"}}},
+		[]edit{{op, "	if o.atJoiner() || o.syncSlot", "	if o.syncSlot"}}},
 	{"manifest-behind-the-decision", "index", "TestTraces",
 		[]edit{{"index/update.go", " || o.flags&layout.FlagManifest != 0 {", " {"}}},
 	{"short-record-with-the-decision", "internal/engine", "TestDoorbellsOfCopies",
