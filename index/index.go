@@ -259,6 +259,7 @@ const (
 	stepReadIntent
 	stepSyncIntent
 	stepMendWords
+	stepMendChildren
 	stepMendCopies
 	stepMendWrite
 	stepMendSync
@@ -300,8 +301,8 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
 	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
 	"abort-status", "sync-status", "read-intent", "sync-intent",
-	"mend-words", "mend-copies", "mend-write", "mend-sync", "read-object", "store-object", "transact", "confirm",
-	"read-decided",
+	"mend-words", "mend-children", "mend-copies", "mend-write", "mend-sync", "read-object", "store-object", "transact",
+	"confirm", "read-decided",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words",
 	"set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",

@@ -151,6 +151,8 @@ func (o *Op) next() Action {
 		return o.gotSyncIntent()
 	case stepMendWords:
 		return o.gotMendWords()
+	case stepMendChildren:
+		return o.gotMendChildren()
 	case stepMendCopies:
 		return o.gotMendCopies()
 	case stepMendWrite:

@@ -10,9 +10,9 @@ import (
 
 // mending is a record, or a chunk of one, that is not whole where the Op has read it: another replica may have it.
 //
-// The word is read on every replica before the copies are. If all show it, each has had the record since, and what is
-// not whole is damaged: nobody writes to a place that is linked, and none is reused while the Op is in flight (I4). So
-// the Op goes by the good copy, and may write it over the bad ones.
+// The word is read on every replica before the copies are. If all show it, or the head does and others show a child of
+// it, each has had the record since. Then what is not whole is damaged: nobody writes to a place that is linked, and
+// none is reused while the Op is in flight (I4). So the Op goes by the good copy, and may write it over the bad ones.
 type mending struct {
 	slot uint8
 	word layout.Word            // that slot has to hold, so that the bytes are linked
@@ -30,6 +30,7 @@ type ruin struct {
 	word    layout.Word
 	version uint64 // as far as it can be believed
 	mine    bool   // a copy has the bytes of the Op's key
+	other   bool   // it is another key's
 	err     error
 }
 
@@ -58,22 +59,66 @@ func (o *Op) mendBuf(k uint8, n int) []byte {
 
 func (o *Op) gotMendWords() Action {
 	m := &o.mending
+	decided := wordAt(m.bufs[0]) == m.word
+	var children [MaxChain]layout.Word
 	for k := range o.Route.PG.Replicas {
-		if wordAt(m.bufs[k]) == m.word {
-			continue
+		switch x := wordAt(m.bufs[k]); {
+		case x == m.word:
+		case decided && o.Route.PG.MayBeTentative(k, x):
+			children[k] = x
+		default:
+			return o.mendBehind(k)
 		}
-		if k == 0 && o.Kind == Settle {
-			return o.answerAfterSync(nil) // the intent has gone, and the place of the record before with it
-		}
-		m.look++
-		switch {
-		case o.env.ReadOnly() || m.look%maxMendLooks == 0:
-			return o.again(Backoff) // its writer is at work, or somebody else goes on for it
-		case o.Kind == Scan:
-			return o.sync(m.slot, 1, stepReadSegment)
-		}
-		return o.sync(m.slot, 1, stepStart)
 	}
+	o.begin()
+	for k, x := range children {
+		if x != 0 {
+			o.add(Access{Verb: Read, Space: Heap, Replica: uint8(k), Off: x.Off(),
+				Buf: o.mendBuf(uint8(k), x.ReadLen())})
+		}
+	}
+	if len(o.Accesses) == 0 {
+		return o.mendCopies()
+	}
+	return o.post(stepMendChildren)
+}
+
+// gotMendChildren goes on if the replicas that show another word are past the one that is mended: each has had its
+// record, too.
+func (o *Op) gotMendChildren() Action {
+	for i := range o.Accesses {
+		a := &o.Accesses[i]
+		if h := layout.HeadOf(a.Buf); !h.IsChildOf(o.mending.word) {
+			return o.mendBehind(a.Replica)
+		}
+	}
+	return o.mendCopies()
+}
+
+// mendBehind goes on if the k-th replica may not have had the record.
+func (o *Op) mendBehind(k uint8) Action {
+	m := &o.mending
+	if k == 0 && o.Kind == Settle {
+		return o.answerAfterSync(nil) // the intent has gone, and the place of the record before with it
+	}
+	m.look++
+	undecided := o.isSpeculative() && m.word.State() == layout.Live && m.off == m.word.Off() &&
+		wordAt(m.bufs[0]) != m.word
+	switch {
+	case o.env.ReadOnly() || m.look%maxMendLooks == 0:
+		return o.again(Backoff) // its writer is at work, or somebody else goes on for it
+	case o.Kind == Scan && undecided && m.look > 1 && o.Route.PG.MayBeTentative(0, wordAt(m.bufs[0])):
+		return o.mendDecided(m.word, wordAt(m.bufs[0]))
+	case o.Kind == Scan:
+		return o.sync(m.slot, 1, stepReadSegment)
+	case undecided && o.lock == 0:
+		return o.confirmDamaged(m.slot, m.word)
+	}
+	return o.sync(m.slot, 1, stepStart)
+}
+
+func (o *Op) mendCopies() Action {
+	m := &o.mending
 	o.begin()
 	for k := range o.Route.PG.Replicas {
 		o.add(Access{Verb: Read, Space: Heap, Replica: k, Off: m.off, Buf: o.mendBuf(k, len(m.into))})
@@ -184,7 +229,7 @@ func (o *Op) ruinUnder(w layout.Word) *ruin {
 // ruined finds a ruined record among the candidates: that of the Op's key, if one of them is.
 func (o *Op) ruined() (slot uint8, x *ruin) {
 	for _, s := range o.cand {
-		if y := o.ruinUnder(o.wordOf(s, 0)); y != nil && (x == nil || y.mine) {
+		if y := o.ruinUnder(o.wordOf(s, 0)); y != nil && !y.other && (x == nil || y.mine) {
 			slot, x = s, y
 		}
 	}

@@ -3,6 +3,7 @@ package index
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -227,6 +228,15 @@ func (o *Op) mendOnPage(i int, err error) Action {
 			o.Scan.Corrupt, o.corrupts = o.pageCorrupt, o.pageCorrupts
 			return o.gotScanRecords()
 		}})
+}
+
+// mendDecided puts what the head shows, b, on a Scan's page instead of tentative word x, whose record is damaged.
+func (o *Op) mendDecided(x, b layout.Word) Action {
+	i := slices.IndexFunc(o.onPage, func(p pageRef) bool { return p.word == x })
+	o.onPage[i].word = b
+	o.recBuf(i, b.ReadLen())
+	_, err := layout.ParseLinked(o.mending.into)
+	return o.mendOnPage(i, err)
 }
 
 // corrupted notes what a Scan cannot read, and leaves out.

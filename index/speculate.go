@@ -30,6 +30,7 @@ type speculating struct {
 	slot   uint8
 	word   layout.Word
 	record layout.Record
+	bad    layout.Word // the reader's, whose record is damaged; word is 0 then, and 0: none is
 }
 
 func (o *Op) isSpeculative() bool { return o.Route.PG.Speculative && o.Route.PG.Replicas > 1 }
@@ -129,7 +130,7 @@ func (o *Op) isUnsure(w layout.Word) bool {
 // confirm asks every other replica whether it shows w too, which the reader has shown with its record r.
 func (o *Op) confirm(slot uint8, w layout.Word, r *layout.Record) Action {
 	g := &o.needRare().spec
-	g.slot, g.word, g.record = slot, w, *r
+	g.slot, g.word, g.record, g.bad = slot, w, *r, 0
 	if g.words == nil {
 		g.words = o.env.Buf(o, 8*MaxChain)
 	}
@@ -153,11 +154,18 @@ func (o *Op) gotConfirm() Action {
 	return o.present(g.slot, g.word, g.record)
 }
 
+// confirmDamaged is confirm for w, which the head does not show, and whose record the reader cannot read.
+func (o *Op) confirmDamaged(slot uint8, w layout.Word) Action {
+	g := &o.needRare().spec
+	g.slot, g.word, g.bad = slot, 0, w
+	return o.sync(slot, 1, stepConfirm)
+}
+
 // confirmed goes on with what the head held when the sync looked, which every replica is at or past.
 func (o *Op) confirmed() Action {
 	g := &o.spec
 	switch b := g.b; {
-	case b == g.word:
+	case b == g.word && g.bad == 0:
 		g.sure = b
 		return o.present(g.slot, b, g.record)
 	case b.State() == layout.Live && b.FP() == layout.FP(o.Hash) && layout.InHeap(b, o.Route.PG.HeapLo,
@@ -174,11 +182,39 @@ func (o *Op) confirmed() Action {
 func (o *Op) decidedRead() Action {
 	g := &o.spec
 	r, err := layout.ParseLinked(o.rec)
-	if err != nil || !bytes.Equal(r.Key, o.Key) {
+	switch {
+	case err != nil:
+		return o.mend(mending{slot: g.slot, word: g.word, off: g.word.Off(), into: o.rec,
+			good: o.goodRecord(g.word, g.slot), then: func(gone bool) Action {
+				if gone {
+					return o.decidedRuined(err)
+				}
+				return o.decidedRead()
+			}})
+	case !bytes.Equal(r.Key, o.Key):
+		if g.bad != 0 { // a child is of the same key
+			o.ruins = append(o.ruins, ruin{word: g.bad, other: true})
+		}
 		return o.again(0)
 	}
 	g.sure = g.word
 	return o.present(g.slot, g.word, r)
+}
+
+// decidedRuined acts on what the head has decided if no replica has a whole copy of that, but for err.
+func (o *Op) decidedRuined(err error) Action {
+	x := o.ruinOf(o.spec.word, err)
+	if o.atA = true; !x.mine {
+		return o.finish(x.err)
+	}
+	return o.overRuin(o.spec.slot, &x)
+}
+
+// MayBeTentative reports whether x, which R[k] shows and the head does not, may be tentative. At a joiner no word is:
+// nobody publishes speculatively beside one, and what it has retained may name any word as its parent.
+func (pg *PG) MayBeTentative(k uint8, x layout.Word) bool {
+	return pg.Speculative && !(pg.Joining && k == pg.tail()) && x.State() == layout.Live &&
+		layout.InHeap(x, pg.HeapLo, pg.HeapHi)
 }
 
 // syncFrom is the replica by which sync brings R[k] up: the head, where any replica may be ahead of the one before.
@@ -196,8 +232,7 @@ func (o *Op) readParent() {
 	}
 	g, q := &o.needRare().spec, o.syncQ
 	g.rec = g.rec[:0]
-	if o.atJoiner() || o.syncSlot == HeaderSlot || o.fixed != 0 || q.State() != layout.Live ||
-		!layout.InHeap(q, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+	if o.syncSlot == HeaderSlot || o.fixed != 0 || !o.Route.PG.MayBeTentative(o.syncK, q) {
 		return
 	}
 	n := q.ReadLen()
@@ -208,15 +243,11 @@ func (o *Op) readParent() {
 	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK, Off: q.Off(), Buf: g.rec})
 }
 
-// atJoiner reports whether R[k] is a joiner. No word is tentative there: nobody publishes speculatively beside one, and
-// what it has retained may name any word as its parent.
-func (o *Op) atJoiner() bool { return o.Route.PG.Joining && o.syncK == o.Route.PG.tail() }
-
 // isTentative reports whether R[k], which does not show b, is at or past it.
 func (o *Op) isTentative(b layout.Word) bool {
 	if !o.isSpeculative() || len(o.spec.rec) == 0 {
 		return false
 	}
-	r, err := layout.ParseRecord(o.spec.rec)
-	return err == nil && r.IsChildOf(b)
+	h := layout.HeadOf(o.spec.rec) // R[k] shows syncQ, so these are its bytes, if damaged ones
+	return h.IsChildOf(b)
 }

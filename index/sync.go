@@ -216,7 +216,7 @@ func (o *Op) syncVerified() Action {
 // writes such a copy writes it to a joiner, too, which has the chunks only once it has the other one.
 func (o *Op) lacksChunks(rec []byte, same bool) bool {
 	return layout.RecordFlags(rec[10])&layout.FlagManifest != 0 &&
-		(!same || o.atJoiner())
+		(!same || o.Route.PG.Joining && o.syncK == o.Route.PG.tail())
 }
 
 // syncChunks copies the chunks of the manifest under way before the manifest

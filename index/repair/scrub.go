@@ -288,9 +288,9 @@ func (o *Op) mendChunk(it *item, c layout.Chunk, i int, then func(ruined bool) i
 }
 
 // mendAt looks for a good copy of n bytes at off, which it's word names, and writes it over the others. The word is
-// read on every replica before the copies are: if all show it each has had the bytes since, and nobody else writes
-// there (I4). If replicas show different words, the record's writer is between them, or died there; sync knows what to
-// do. ruined: no copy is good. It is false if the word has been replaced.
+// read on every replica before the copies are. If all show it, or a child of it, each has had the bytes since, and
+// nobody else writes there (I4). If replicas show other words, the record's writer is between them, or died there; sync
+// knows what to do. ruined: no copy is good. It is false if the word has been replaced.
 func (o *Op) mendAt(it *item, off uint64, n int, judge func(b []byte) []byte,
 	then func(ruined bool) index.Action) index.Action {
 	expect := it.x
@@ -301,38 +301,69 @@ func (o *Op) mendAt(it *item, off uint64, n int, judge func(b []byte) []byte,
 		if words[0] != expect {
 			return then(false)
 		}
-		for _, x := range words {
-			if x == expect {
-				continue
+		return o.pastAll(it.wordRef, expect, words, func(past bool) index.Action {
+			if past {
+				return o.mendCopies(off, n, judge, then)
 			}
 			if o.work.looks++; o.work.looks > maxLooks {
 				return o.Restart(index.Backoff)
 			}
 			return o.syncWords([]wordRef{it.wordRef}, func() index.Action { return o.mendAt(it, off, n, judge, then) })
+		})
+	})
+}
+
+// pastAll reports whether each replica is at or past w, which the head shows: words are what they show.
+func (o *Op) pastAll(at wordRef, w layout.Word, words []layout.Word, then func(past bool) index.Action) index.Action {
+	o.NewRound()
+	for k, x := range words {
+		switch {
+		case x == w:
+		case o.Route.PG.MayBeTentative(uint8(k), x):
+			o.Add(index.Access{Verb: index.Read, Space: index.Heap, Replica: uint8(k), Off: x.Off(),
+				Buf: make([]byte, x.ReadLen())})
+		default:
+			return then(false)
 		}
+	}
+	if len(o.Accesses) == 0 {
+		return then(true)
+	}
+	return o.await(index.StepReadWord, func() index.Action {
+		for i := range o.Accesses {
+			if h := layout.HeadOf(o.Accesses[i].Buf); !h.IsChildOf(w) {
+				return then(false)
+			}
+		}
+		return then(true)
+	})
+}
+
+// mendCopies READs n bytes at off on every replica, and writes the good copy over the others.
+func (o *Op) mendCopies(off uint64, n int, judge func(b []byte) []byte,
+	then func(ruined bool) index.Action) index.Action {
+	o.NewRound()
+	o.addCopies(off, n, o.scratch(int(o.Route.PG.Replicas)*aligned(n)))
+	return o.await(index.StepScrubRecords, func() index.Action {
+		copies := o.copiesAt(0)
+		good := o.goodCopy(copies, judge)
+		if good == nil {
+			return then(true)
+		}
+		bad := o.anyBad(copies, good)
 		o.NewRound()
-		o.addCopies(off, n, o.scratch(int(o.Route.PG.Replicas)*aligned(n)))
-		return o.await(index.StepScrubRecords, func() index.Action {
-			copies := o.copiesAt(0)
-			good := o.goodCopy(copies, judge)
-			if good == nil {
-				return then(true)
+		for k := range o.Route.PG.Replicas {
+			if bad&(1<<k) != 0 {
+				o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: off, Buf: good})
 			}
-			bad := o.anyBad(copies, good)
-			o.NewRound()
-			for k := range o.Route.PG.Replicas {
-				if bad&(1<<k) != 0 {
-					o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: off, Buf: good})
-				}
-			}
-			mended := uint64(len(o.Accesses))
-			if mended == 0 {
-				return then(false)
-			}
-			return o.await(index.StepWriteCopies, func() index.Action {
-				o.Work.Repaired += mended
-				return then(false)
-			})
+		}
+		mended := uint64(len(o.Accesses))
+		if mended == 0 {
+			return then(false)
+		}
+		return o.await(index.StepWriteCopies, func() index.Action {
+			o.Work.Repaired += mended
+			return then(false)
 		})
 	})
 }

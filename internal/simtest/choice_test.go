@@ -696,13 +696,16 @@ func (w *World) fire(c *cl, ev sim.Event) {
 	if atomic {
 		old = w.wordOf(ev)
 	}
+	r, off := w.where(ev)
+	var data []byte
+	if r != nil && ev.Op == rdma.OpWrite && ev.Kind != sim.Deliver && len(w.rotten) > 0 {
+		data = append(data, w.payload(c, ev, off)...)
+	}
 	if err := w.fab.Fire(ev); err != nil {
 		w.fail(err)
 		return
 	}
-	if r, off := w.where(ev); r != nil && ev.Op == rdma.OpWrite && ev.Kind != sim.Deliver {
-		w.healed(r, off, ev.Len)
-	}
+	w.healed(r, off, data)
 	if atomic && w.wordOf(ev) != old {
 		w.effects++
 		w.lockChanged(ev, layout.Lock(old))

@@ -19,7 +19,12 @@ const rotMask = 0x55
 
 // mayRot are the slots, by their offsets, whose records may rot at n: all other copies have them whole, so that nobody
 // needs to notice.
+//
+// An operation may READ one copy damaged, and the other one after the first has been mended. That one must be whole.
 func (w *World) mayRot(n *node) (offs []uint32) {
+	if o, _ := w.begunBefore(w.healedAt); o != nil {
+		return nil
+	}
 	for _, pg := range w.st.PGs(0) {
 		chain := w.chain(pg.Id)
 		i := slices.IndexFunc(chain, func(r *region) bool { return r.node == n })
@@ -36,11 +41,16 @@ func (w *World) mayRot(n *node) (offs []uint32) {
 }
 
 // wholeEverywhere reports whether all of chain show the word of s, and have its record, which is a key's of the scope.
+// A word that is not decided need not be everywhere: the head takes it with its record, or never.
 func (w *World) wholeEverywhere(chain []*region, s *slot) bool {
+	shows := func(r *region) bool { x := r.find(s.off); return x != nil && x.shown() == s.now }
+	tentative := w.cfg.Speculative && !slices.Contains(w.decided[slotAt{chain[0].pg, s.off}], s.now)
 	for _, r := range chain {
-		i := slices.IndexFunc(r.slots, func(o *slot) bool { return o.off == s.off })
-		if i < 0 || r.slots[i].shown() != s.now || r.node.crashed {
+		if r.node.crashed || !shows(r) && !tentative {
 			return false
+		}
+		if !shows(r) {
+			continue
 		}
 		rec, err := layout.ParseLinked(r.bytes[s.now.Off():][:s.now.ReadLen()])
 		if err != nil || len(rec.Key) == 0 || rec.Key[0] != 'k' || rec.Flags&layout.FlagManifest != 0 {
@@ -82,11 +92,15 @@ func (w *World) asWritten(r *region, off uint64, n int) []byte {
 	return b
 }
 
-// healed notes that n bytes of r are about to be written.
-func (w *World) healed(r *region, off uint64, n int) {
+// healed notes that data was written to r, if it was: a WRITE that fails has no effect.
+func (w *World) healed(r *region, off uint64, data []byte) {
+	n := len(w.rotten)
 	w.rotten = slices.DeleteFunc(w.rotten, func(x rot) bool {
-		return x.r == r && x.off >= off && x.off < off+uint64(n)
+		return x.r == r && x.off >= off && x.off < off+uint64(len(data)) && r.bytes[x.off] == data[x.off-off]
 	})
+	if len(w.rotten) < n {
+		w.healedAt = w.step
+	}
 }
 
 // healAll ends all rot: the end of a run reads every byte.

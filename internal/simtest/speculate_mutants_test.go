@@ -42,7 +42,7 @@ var specMutants = []mutant{
 	{"spec-by-predecessor", "spec: sync goes by the head, since any other replica may be ahead", []edit{{op,
 		"	if o.isSpeculative() {\n		return 0\n	}\n	return o.syncK - 1\n", "	return o.syncK - 1\n"}}},
 	{"spec-answers-own-read", "spec: a refuted word is answered by what the head held", []edit{{op,
-		"	switch b := g.b; {\n	case b == g.word:\n", "	switch b := g.b; {\n	case b == g.word, true:\n"}}},
+		"	case b == g.word && g.bad == 0:\n", "	case g.bad == 0:\n"}}},
 	{"spec-late-stray-forgotten", "spec: a fault does not make strays be forgotten", []edit{{op,
 		"		o.after = stepCASSlot\n", "		o.spread, o.after = false, 0\n		o.retire()\n"}}},
 	{"spec-recall-by-a-word", "spec: a recall moves what any replica shows in the extent", []edit{{

@@ -94,7 +94,7 @@ var txnMutants = []mutant{
 	{"txn-sync-without-chunks", "transaction: a sync copies the chunks of what an intent names", []edit{{intents,
 		"	case o.lacksChunks(prev, has):\n", "case false:\n"}}},
 	{"txn-joiner-has-chunks", "transaction: a copy of a manifest at a joiner proves nothing of its chunks", []edit{{op,
-		"(!same || o.atJoiner())", "!same"}}},
+		"(!same || o.Route.PG.Joining && o.syncK == o.Route.PG.tail())", "!same"}}},
 	{"txn-recall-skips-chunks", "transaction: a recall waits for the chunks of what intents name", []edit{{work,
 		"		for _, x := range it.long {\n", "for _, x := range it.long[:0] {\n"}}},
 	{"txn-chunks-after-intent", "transaction: chunks are complete before an intent names their manifest", []edit{{op,

@@ -44,6 +44,17 @@ var specWide = map[string]Config{
 		Failures: 1, Units: 6, Epochs: 4, Scripts: [][]Step{{k(Put, 0), k(Put, 0), k(Put, 0)},
 			{k(Put, 0), k(Get, 0), k(Put, 0)}},
 		Setup: one, Warm: true},
+	// Tentative words rot, too.
+	"r2-rot-crash": {Replicas: 2, Rots: 3, Crashes: 1, Failures: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(Get, 0), k(CAS, 0)},
+		{k(Put, 0), k(Get, 0), k(Incr, 0), k(Get, 0)},
+		{k(Get, 0), k(Put, 0), k(Scan, 0), k(Get, 0)}},
+		Setup: one, Warm: true},
+	"r3-rot-crash": {Replicas: 3, Rots: 3, Crashes: 1, Failures: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(CAS, 0)},
+		{k(Put, 0), k(Get, 0), k(Incr, 0), k(Get, 0)},
+		{k(Get, 0), k(DelIf, 0), k(Put, 0)}},
+		Setup: one, Warm: true},
 	"r3-reuse": {Replicas: 3, Units: 4, Epochs: 10, Failures: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 0), k(Put, 0), k(Put, 0)},
 		{k(Get, 0), k(Put, 0), k(Get, 0), k(Put, 0)}},
@@ -87,8 +98,7 @@ func init() {
 			"c0 m1 CAS", "c0 crashes", "time passes", "directory*"},
 			repeated(3, "all*", "E advances"), []string{"freed"})}
 	for name, cfg := range maps.Clone(wide) {
-		// A tentative record that is damaged is not told from one that is none.
-		if cfg.Replicas > 1 && cfg.Rots == 0 {
+		if cfg.Replicas > 1 {
 			cfg.Speculative = true
 			wide[specPrefix+"-"+name], heavy[specPrefix+"-"+name] = cfg, 8*max(1, heavy[name])
 		}

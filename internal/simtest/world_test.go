@@ -344,6 +344,7 @@ type World struct {
 	tentative int                      // how often a replica behind the head took a word before it did
 	rots      int
 	rotten    []rot
+	healedAt  int // the step at which the last of them was written over
 	mended    int // copies that operations have written anew
 
 	millis   uint64 // the Unix time of all clients
