@@ -385,9 +385,8 @@ func TestStubKeepsWhatItStandsFor(t *testing.T) {
 		r := c.op.Record
 		return fmt.Sprint(r.Version, c.op.Version, r.Expiry, r.Flags, r.Stub, r.ValueLen, string(r.Value))
 	}
-	want := read()
 	must(t, cl.do(t, "touch", "k"))
-	want = read()
+	want := read()
 	for i, op := range []string{"demote k", "readdress k to=77", "promote k", "demote k"} {
 		if op == "readdress k to=77" {
 			s, _ := w.stubOf("k")
