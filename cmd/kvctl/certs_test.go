@@ -50,7 +50,7 @@ func TestCerts(t *testing.T) {
 				args = append(args, "--dns", "host.example,other.example", "--ip", "192.0.2.1", "--ip", "::1")
 			}
 			refused := called && role == "client" || !called &&
-				slices.Contains([]string{"directory", "memnode", "gateway"}, role)
+				slices.Contains([]string{"directory", "memnode", "tier", "gateway"}, role)
 			r := e.run("", args...)
 			if (r.code == ctl.ExitUsage) != refused || (r.code == ctl.ExitOK) == refused {
 				t.Fatalf("%s, called %v: %+v", role, called, r)

@@ -441,7 +441,7 @@ func TestHTTP(t *testing.T) {
 		healthy(t, "http://"+x.p.kv["http"])
 		wantPage(t, x.p.kv["http"], "/", http.StatusOK, "<h1>kvd "+role+"</h1>")
 	}
-	wantPage(t, d.kv["http"], "/", http.StatusOK, "<summary>m9</summary>", "<td>up</td><td>64MiB</td>", "<td>d7</td>")
+	wantPage(t, d.kv["http"], "/", http.StatusOK, "<summary>m9</summary>", "<td>64.0 MiB</td>", "<td>d7</td>")
 	// Each page leads to the others. A process tells of its page every few seconds.
 	href := func(name string, x *process) string {
 		return `<a rel="noreferrer" href="http://` + x.kv["http"] + `/">` + name

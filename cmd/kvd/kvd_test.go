@@ -916,8 +916,8 @@ func TestTLS(t *testing.T) {
 		err := dialNode(t, m.kv["tcp"], files.load(r.String()))
 		want := "token" // is what it shows no more of
 		if r == identity.Directory {
-			want = "has the role directory, and a connection to a memory node is for memnode, gateway, janitor, " +
-				"archive, operator, client"
+			want = "has the role directory, and a connection to a memory node is for memnode, tier, gateway, " +
+				"janitor, archive, operator, client"
 		}
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("a connection of a %v to a memory node: %v, want %q", r, err, want)
@@ -993,7 +993,7 @@ func TestGatewayRefused(t *testing.T) {
 		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
 			"--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
 	for role, want := range map[string]string{"directory": "has the role directory, and OpenSession is for memnode, " +
-		"gateway,", "": "the certificate has no identity"} {
+		"tier, gateway,", "": "the certificate has no identity"} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		var out, errs bytes.Buffer
 		code := run(ctx,

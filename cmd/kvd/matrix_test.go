@@ -257,6 +257,9 @@ func (s *secured) harm() map[string]proto.Message {
 			NodeId: s.node.Id, Incarnation: s.node.Incarnation},
 		dirpb.Directory_ReportNode_FullMethodName: &dirpb.ReportNodeRequest{Name: s.node.Name, Trouble: "none"},
 
+		dirpb.Directory_KeepVolume_FullMethodName: &dirpb.KeepVolumeRequest{Volume: volume(), UsedBytes: 1 << 30},
+		dirpb.Directory_GiveUpTier_FullMethodName: &dirpb.GiveUpTierRequest{Name: volume().Name},
+
 		dirpb.Directory_FindWork_FullMethodName: &dirpb.FindWorkRequest{},
 		dirpb.Directory_ClaimJob_FullMethodName: &dirpb.ClaimJobRequest{SessionId: s.victim.id},
 		dirpb.Directory_ReportJob_FullMethodName: &dirpb.ReportJobRequest{SessionId: s.victim.id, JobId: 1,

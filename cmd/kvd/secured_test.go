@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -23,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -45,6 +48,9 @@ type secured struct {
 // theirs is the namespace that the victim uses, and all callers but the client; mine is the client's.
 const theirs, mine = "theirs", "mine"
 
+// cold is the namespace that names the tier node among the callers.
+const cold = "cold"
+
 type session struct {
 	directory dirpb.DirectoryClient
 	conf      *tls.Config // of its identity
@@ -62,9 +68,9 @@ func (s *secured) ctx() context.Context {
 func (s *secured) session(c caller, namespace string) session {
 	s.t.Helper()
 	x := session{directory: dirpb.NewDirectoryClient(s.conns[c.name]), conf: c.conf}
-	// Memory nodes and janitors have others' work alone.
+	// Memory nodes, tier nodes and janitors have others' work alone.
 	r, err := x.directory.OpenSession(s.ctx(), &dirpb.OpenSessionRequest{Namespace: namespace, Client: c.name,
-		Background: c.role == identity.MemNode || c.role == identity.Janitor})
+		Background: identity.RolesOf(identity.MemNode, identity.Tier, identity.Janitor).Has(c.role), KnowsStubs: true})
 	if err != nil {
 		s.t.Fatalf("a session of %s: %v", c.name, err)
 	}
@@ -126,6 +132,8 @@ func startSecured(t *testing.T) *secured {
 		case c.role == identity.Client:
 			s.own = s.session(c, mine)
 			s.callers[i].token = s.own.token
+		case c.role == identity.Tier:
+			s.callers[i].token = s.session(c, cold).token
 		case sessions.Has(c.role):
 			s.callers[i].token = s.session(c, theirs).token
 		default:
@@ -147,6 +155,12 @@ func (s *secured) tenants() {
 			s.t.Fatal(err)
 		}
 	}
+	s.register()
+	_, err := operator.CreateNamespace(s.ctx(), &dirpb.CreateNamespaceRequest{Name: cold, Replicas: 1,
+		BytesPerNode: 12 << 20, Tier: &dirpb.Tier{Nodes: []string{volume().Name}, Copies: 1, Bytes: 1 << 30}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	for _, who := range []string{"gateway/it", "archive/it"} {
 		_, err := operator.GrantAccess(s.ctx(), &dirpb.GrantAccessRequest{
 			Namespace: theirs, Access: &dirpb.Access{Who: identified(who), Right: dirpb.Right_RIGHT_WRITE}})
@@ -154,6 +168,25 @@ func (s *secured) tenants() {
 			s.t.Fatal(err)
 		}
 	}
+}
+
+// volume is that of the tier node among the callers.
+func volume() *dirpb.Volume {
+	return &dirpb.Volume{Name: "t", Folder: 7, Boot: 1, Process: 1, CapacityBytes: 1 << 30,
+		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}}
+}
+
+// register has the tier node among the callers register its volume, once the directory knows such.
+func (s *secured) register() {
+	s.t.Helper()
+	testutil.Until(s.t, "a volume", func() bool {
+		_, err := dirpb.NewDirectoryClient(s.conns["tier"]).KeepVolume(s.ctx(),
+			&dirpb.KeepVolumeRequest{Volume: volume()})
+		if err != nil && status.Code(err) != codes.FailedPrecondition {
+			s.t.Fatal(err)
+		}
+		return err == nil
+	})
 }
 
 // identified is the identity of ROLE/NAME.
@@ -189,6 +222,9 @@ func (s *secured) state() *dirpb.StatusReply {
 	}
 	// who has the operator's new key by now is no change of anybody's
 	r.KeyUse = &dirpb.KeyUse{Generation: r.KeyUse.GetGeneration()}
+	for _, v := range r.Map.Volumes {
+		v.SilentMillis = 0
+	}
 	for _, x := range r.Sessions {
 		x.AgeMillis, x.ReportEpoch = 0, 0
 	}
