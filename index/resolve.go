@@ -36,7 +36,7 @@ func (o *Op) resolved() Action {
 // operations of one, and everybody who settles a committed intent leaves its final record's word. An intent that
 // stands for nothing is left by one operation of a session only: deletes find no key there.
 func (o *Op) leftByOthers() bool {
-	return o.Kind == Delete || o.Kind == Settle && o.n == o.Txn.Placed.Intent.Final || o.deletes()
+	return o.deletes() || o.Kind == Settle && o.n == o.Txn.Placed.Intent.Final
 }
 
 // retire spends the place of a word that did not take effect.

@@ -79,7 +79,7 @@ var mutants = []mutant{
 		"	same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || " +
 			"n < 0\n"}}},
 	{"empty-is-mine", "an EMPTY word that is found is not taken for the one that was to be left",
-		[]edit{{op, "return o.Kind == Delete || o.Kind == Settle &&", "return o.Kind == Settle &&"}}},
+		[]edit{{op, "return o.deletes() || o.Kind == Settle &&", "return o.Kind == Settle &&"}}},
 	{"insert-pair", "two READs of a group are no expectation and new word",
 		[]edit{{op, "		return o.sync(s, 1, stepSyncGroup)\n",
 			"o.begin()\no.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(s),\n" +
