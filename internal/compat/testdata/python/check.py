@@ -17,14 +17,14 @@ def version(text):
 
 
 def late(*_):
-    raise TimeoutError("no end after 15 s")
+    raise TimeoutError("no end after a minute")
 
 
 def check(f):
-    """Runs f at once, for at most 15 s."""
+    """Runs f at once, for at most a minute: a busy machine takes a while."""
     name = f.__name__.replace("_", " ")
     signal.signal(signal.SIGALRM, late)
-    signal.alarm(15)
+    signal.alarm(60)
     try:
         f()
         print("ok", name, flush=True)
