@@ -440,7 +440,7 @@ func (s *clearStore) tcpGreetings(t *testing.T, n int) (greet [][]byte, readBig 
 			rep, err := c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "cache", Client: "crowd"})
 			session = rep.GetSessionId()
 			for lane := range rep.GetMaxLanes() {
-				hello := append([]byte("KVDt\x01\x00"), byte(len(rep.GetToken())+4), 0)
+				hello := append([]byte("KVDt\x02\x00"), byte(len(rep.GetToken())+4), 0)
 				greet = append(greet, binary.LittleEndian.AppendUint32(append(hello, rep.GetToken()...), lane))
 			}
 			return err
@@ -498,7 +498,7 @@ func (s *clearStore) tcp(t *testing.T) besieged {
 		inside("garbage", bytes.Repeat([]byte{0xff}, 32), 0),
 		inside("half a request", readBig[:20], 150),
 		inside("large replies that nobody reads", readBig, 300),
-		{Name: "no such session", N: 100, Say: append([]byte("KVDt\x01\x00\x30\x00"), make([]byte, 48)...), Reads: true,
+		{Name: "no such session", N: 100, Say: append([]byte("KVDt\x02\x00\x30\x00"), make([]byte, 48)...), Reads: true,
 			Every: time.Second},
 		flood(150),
 	}

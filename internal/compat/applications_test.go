@@ -89,7 +89,7 @@ func (a application) source() string {
 // beside is how many applications run at a time on a server. Most of the time they wait.
 const beside = 3
 
-// applicationTime bounds a script; a check within it has 15 s.
+// applicationTime bounds a script; a check within it has less.
 const applicationTime = 90 * time.Second
 
 // TestApplications runs them all. An application passes if all its checks do.
