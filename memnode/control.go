@@ -83,7 +83,7 @@ const (
 // that registers again its own. Unless it gives KeptAll the directory does not take it for what it knows: the memory is
 // to be dropped, and with KeptPutBack not to be retained either.
 func (n *Node) register(kept *state, before *registration) (reg *registration, how Kept) {
-	reg = &registration{incarnation: randomID()}
+	reg = &registration{incarnation: dirpb.RandomID()}
 	switch {
 	case kept != nil:
 		reg.incarnation, reg.nodeID = kept.incarnation, kept.nodeID

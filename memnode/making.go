@@ -108,7 +108,7 @@ func (n *Node) allocate(ctx context.Context, r *region) (err error) {
 		r.mem, err = alloc.Alloc(int64(w.GetRegionBytes()), o)
 		return err
 	}
-	item := fmt.Sprintf("%s%d/%016x", RegionItems, w.GetPgId(), randomID())
+	item := fmt.Sprintf("%s%d/%016x", RegionItems, w.GetPgId(), dirpb.RandomID())
 	if r.mem, err = n.allocItem(item, int64(w.GetRegionBytes()), o); err == nil {
 		r.item = item
 	}

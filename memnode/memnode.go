@@ -18,7 +18,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -301,7 +300,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		turns: make(chan struct{}, mostTurns),
 		kick:  make(chan struct{}, 1),
 		boot:  1,
-		nonce: randomID(),
+		nonce: dirpb.RandomID(),
 	}
 	n.mu.kept = KeptOff
 	if o.Keeper != nil {
@@ -563,15 +562,4 @@ func (n *Node) dataPathCPU() (sum time.Duration) {
 		sum += time.Duration(d.listener.CPUNanos())
 	}
 	return sum
-}
-
-// randomID is not 0. Two lives of a node's memory never share one as their incarnation.
-func randomID() uint64 {
-	var b [8]byte
-	for {
-		_, _ = rand.Read(b[:]) // never fails
-		if v := binary.LittleEndian.Uint64(b[:]); v != 0 {
-			return v
-		}
-	}
 }

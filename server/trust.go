@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"time"
@@ -25,21 +23,11 @@ import (
 // trustPause is how often somebody who waits for memory nodes to vouch looks.
 const trustPause = 5 * time.Millisecond
 
-func randomID() uint64 {
-	var b [8]byte
-	for {
-		rand.Read(b[:]) // crypto/rand: never fails
-		if id := binary.LittleEndian.Uint64(b[:]); id != 0 {
-			return id
-		}
-	}
-}
-
 // beginReign makes the leadership part of the state, from when on memory nodes are told of positions.
 func (n *Node) beginReign(ctx context.Context, l *leadership) error {
 	_, err := n.do(ctx, l,
 		&fsmpb.Command{Op: &fsmpb.Command_Reign{
-			Reign: &fsmpb.Reign{Id: randomID(), Term: l.term, Base: n.lastBefore(l.term), Node: n.opts.ID}}})
+			Reign: &fsmpb.Reign{Id: dirpb.RandomID(), Term: l.term, Base: n.lastBefore(l.term), Node: n.opts.ID}}})
 	return err
 }
 

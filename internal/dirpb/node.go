@@ -1,6 +1,8 @@
 package dirpb
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -55,4 +57,16 @@ func Advertised(listen, advertise string) (string, error) {
 		return net.JoinHostPort(h, port), nil
 	}
 	return advertise, nil
+}
+
+// RandomID is a number that is not 0, and that nobody else draws: incarnations of memory, processes and folders are
+// told apart by such.
+func RandomID() uint64 {
+	var b [8]byte
+	for {
+		rand.Read(b[:]) // crypto/rand: never fails
+		if id := binary.LittleEndian.Uint64(b[:]); id != 0 {
+			return id
+		}
+	}
 }

@@ -1,8 +1,6 @@
 package tier
 
 import (
-	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +12,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 // volumeFile is the file that says which volume a folder is.
@@ -58,16 +59,6 @@ func (f *folder) namespaceDirs() (ids []uint32, err error) {
 	return ids, nil
 }
 
-func randomID() uint64 {
-	var b [8]byte
-	for {
-		rand.Read(b[:]) // crypto/rand: never fails
-		if id := binary.LittleEndian.Uint64(b[:]); id != 0 {
-			return id
-		}
-	}
-}
-
 // lock takes a file that nobody else may have, until it is closed or the process ends.
 func lock(path string) (io.Closer, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -83,7 +74,7 @@ func lock(path string) (io.Closer, error) {
 // openFolder reads what a folder is, or makes it new, and counts this process's boot before anybody hears of it.
 func openFolder(dir string) (*folder, error) {
 	path := filepath.Join(dir, volumeFile)
-	f := &folder{Format: folderFormat, Folder: randomID()}
+	f := &folder{Format: folderFormat, Folder: dirpb.RandomID()}
 	b, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -100,7 +91,7 @@ func openFolder(dir string) (*folder, error) {
 				folderFormat)
 		}
 	}
-	f.dir, f.process = dir, randomID()
+	f.dir, f.process = dir, dirpb.RandomID()
 	f.Boot++
 	return f, f.write()
 }
@@ -111,27 +102,13 @@ func (f *folder) write() error {
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(f.dir, volumeFile+".next")
-	if err := writeSynced(next, append(b, '\n')); err != nil {
-		return fmt.Errorf("write which volume the folder is: %w", err)
-	}
-	err = os.Rename(next, filepath.Join(f.dir, volumeFile))
-	if err == nil {
+	if err = renameio.WriteFile(filepath.Join(f.dir, volumeFile), append(b, '\n'), 0o600); err == nil {
 		err = syncDir(f.dir)
 	}
 	if err != nil {
 		return fmt.Errorf("write which volume the folder is: %w", err)
 	}
 	return nil
-}
-
-func writeSynced(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
 }
 
 func syncDir(dir string) error {
