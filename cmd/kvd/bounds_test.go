@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -105,6 +106,8 @@ func TestBuffersAreBounded(t *testing.T) {
 		fmt.Fprintf(&many, " m%d", i)
 	}
 	many.WriteString("\r\n")
+	gs := slices.Repeat([]string{"g"}, 100)
+	bigs := redisCommand(append([]string{"MGET"}, slices.Repeat([]string{"big"}, 500)...)...)
 	env, _ := runtimeDir(t)
 	for name, a := range map[string]struct {
 		protocol string
@@ -117,6 +120,11 @@ func TestBuffersAreBounded(t *testing.T) {
 		"replies of MGET": {"redis", redisCommand("MGET", "big", "big", "big", "m1", "m2", "big"), 0},
 		"EXEC": {"redis", slicesConcat(redisCommand("MULTI"), bytes.Repeat(redisCommand("GET", "big"), 4),
 			redisCommand("EXEC")), 0},
+		"EXEC with MGET": {"redis", slicesConcat(redisCommand("MULTI"), bigs, redisCommand("EXEC")), 0},
+		"a script's MGET": {"redis", redisCommand("EVAL",
+			"local t = {} for i = 1, 500 do t[i] = KEYS[1] end redis.call('MGET', unpack(t))", "1", "big"), 0},
+		"SORT": {"redis", slicesConcat(redisCommand(append([]string{"RPUSH", "same"}, gs...)...),
+			bytes.Repeat(redisCommand("SORT", "same", "BY", "nosort", "GET", "bi*"), 4)), 0},
 		"APPEND": {"redis", bytes.Repeat(redisCommand("APPEND", "big2", "x"), 4), 0},
 		"SETRANGE": {"redis", bytes.Repeat(redisCommand("SETRANGE", "big3", strconv.Itoa(valueLen-1), "x"), 4),
 			0},

@@ -54,6 +54,10 @@ func newStaged(c *conn) *staged {
 	t := stagedPool.Get().(*staged)
 	t.c = c
 	t.Open(planHost{c}, &planLimits)
+	if t.out.More == nil {
+		t.out.More = func(n int) bool { return t.more(&t.out, n) }
+		t.host.w.More = func(n int) bool { return t.more(&t.host.w, n) }
+	}
 	return t
 }
 
@@ -233,12 +237,21 @@ func (x *stagedCommands) Begin() {
 	t.shown.again()
 	t.out.Reset(keepReply)
 	t.out.Proto, t.out.Errors = t.c.proto, 0
+	t.out.Limit, t.host.w.Limit = oneLimit, oneLimit // of what was taken for them, Begin has given back
 }
 
 // Run is of exec.Commands.
-func (x *stagedCommands) Run() int {
-	x.does((*staged)(x))
-	return x.out.Len()
+func (x *stagedCommands) Run() { x.does((*staged)(x)) }
+
+// more takes memory for n bytes that are written to w, twice, for they are copied or grow. Replies for which there is
+// none are not made: a transaction of few bytes may ask for a long value many times.
+func (t *staged) more(w *resp.Writer, n int) bool {
+	n = (n + oneLimit - 1) / oneLimit * oneLimit
+	if !t.Take(2 * int64(n-w.Limit)) {
+		return false
+	}
+	w.Limit = n
+	return true
 }
 
 func (c *conn) stagedError(err error) string {
@@ -316,6 +329,9 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			return
 		}
 		for i, q := range queue {
+			if t.Failed() {
+				return
+			}
 			replies[i] = execReply{lo: t.out.Len()}
 			replies[i].refused = c.refusalAtExec(q.cmd, q.args, t.DB)
 			switch {

@@ -36,8 +36,8 @@ const (
 type Commands interface {
 	// Begin forgets what the try before has done. The Plan is empty.
 	Begin()
-	// Run has the commands work on the Plan, and returns how many bytes of replies there are.
-	Run() (reply int)
+	// Run has the commands work on the Plan. It takes memory for long replies as they are made, and stops when Failed.
+	Run()
 }
 
 // Perform performs commands until they have taken effect in one step, which begins at that time in that database.
@@ -80,7 +80,7 @@ func (p *Plan) try(keys []KeyName) (again bool, err error) {
 	if p.LoadNamed(keys); p.Err != nil {
 		return false, p.Err
 	}
-	if p.run(); p.Err != nil {
+	if p.does.Run(); p.Err != nil {
 		return false, p.Err
 	}
 	if p.wantsRoom() {
@@ -91,14 +91,6 @@ func (p *Plan) try(keys []KeyName) (again bool, err error) {
 	}
 	err = p.Commit()
 	return errors.Is(err, ErrChanged), err
-}
-
-// run runs the commands. The replies were made in any case by then; their memory is taken so that many long ones at a
-// time are refused.
-func (p *Plan) run() {
-	if n := p.does.Run(); p.Err == nil && n > p.limits.OneLimit {
-		p.Take(2 * int64(n))
-	}
 }
 
 // wantsRoom reports whether a command had no room, and makes it for the next try.
@@ -116,7 +108,7 @@ func (p *Plan) overwrite(name KeyName) (again bool, err error) {
 	if k.Unread, k.Used = true, true; p.Err != nil {
 		return false, p.Err
 	}
-	if p.run(); p.Err != nil {
+	if p.does.Run(); p.Err != nil {
 		return false, p.Err
 	}
 	switch {
@@ -137,18 +129,15 @@ func (p *Plan) takesPut(k *Key) bool {
 	return len(k.Value) <= p.limits.EachLimit || p.Take(p.limits.PutCost*int64(len(k.Value)))
 }
 
-var (
-	// errUnchanged ends a change of the store's that changes nothing.
-	errUnchanged = errors.New("unchanged")
-	// errReply gives up a try whose replies need memory.
-	errReply = errors.New("long replies")
-)
+// errUnchanged ends a change of the store's that changes nothing.
+var errUnchanged = errors.New("unchanged")
 
 // modify is a try of Modify. The store has the commands run again by itself if somebody else was faster. Nothing can
-// wait for memory meanwhile, so that a try which needs some is given up, and is followed by one that has it.
+// wait for memory meanwhile: a try that needs some for what it writes is followed by one that has it, and a try that
+// needs some for replies by one of Look.
 func (p *Plan) modify(name KeyName) (again bool, err error) {
 	k := p.named(name)
-	if p.reply > 0 && !p.Take(2*int64(p.reply)) || p.Err != nil {
+	if p.Err != nil {
 		return false, p.Err
 	}
 	if p.update == nil {
@@ -176,7 +165,7 @@ func (p *Plan) modify(name KeyName) (again bool, err error) {
 	case errors.Is(err, ErrAlone):
 		p.way = Look
 		return true, nil
-	case errors.Is(err, errReply), errors.Is(err, values.ErrRoom) && p.wantsRoom():
+	case errors.Is(err, values.ErrRoom) && p.wantsRoom():
 		return true, nil
 	}
 	return false, err
@@ -191,7 +180,7 @@ func (p *Plan) runWithin(cur client.Item, present bool) (ch client.Change, err e
 	}
 	k.Used = true
 	k.take(cur, present)
-	switch n := p.does.Run(); {
+	switch p.does.Run(); {
 	case p.Err != nil:
 		return ch, p.Err
 	case k.Changed && len(k.Value) > max(p.Room, len(cur.Value)):
@@ -199,9 +188,6 @@ func (p *Plan) runWithin(cur client.Item, present bool) (ch client.Change, err e
 		return ch, values.ErrRoom
 	case k.Want > 0:
 		return ch, values.ErrRoom
-	case n > max(p.limits.OneLimit, p.reply):
-		p.reply = n
-		return ch, errReply
 	case !k.Writes():
 		return ch, errUnchanged
 	}

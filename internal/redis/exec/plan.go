@@ -106,8 +106,7 @@ type Plan struct {
 	fresh  Key               // that key before the first look
 	began  int               // DB then
 
-	reply int   // bytes of replies for which a try had no memory
-	held  int64 // bytes of the share
+	held int64 // bytes of the share
 	// spacious is how many keys have memory to change in, and mayChange how many have changed, at most.
 	spacious, mayChange int
 
@@ -150,7 +149,7 @@ func (p *Plan) Close() (again bool) {
 	return true
 }
 
-// Begin makes it what it was behind Open, but for Room and reply, which only grow.
+// Begin makes it what it was behind Open, but for Room, which only grows.
 func (p *Plan) Begin(now int64, db int) {
 	p.host.Drop(p.held)
 	p.held, p.Keys, p.Changes, p.Err = 0, p.Keys[:0], p.Changes[:0], nil

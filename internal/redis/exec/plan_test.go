@@ -101,11 +101,11 @@ func (s *shelf) value(t *testing.T, db int, name string) string {
 // steps are commands that are made of functions.
 type steps struct {
 	begin func()
-	run   func() int
+	run   func()
 }
 
-func (s steps) Begin()   { s.begin() }
-func (s steps) Run() int { return s.run() }
+func (s steps) Begin() { s.begin() }
+func (s steps) Run()   { s.run() }
 
 // set is what a command does.
 func (p *Plan) set(name, value string) {
@@ -248,7 +248,7 @@ func TestPerform(t *testing.T) {
 		s.meanwhile = func() bool { return s.rests != c.rests }
 		tries, begun := 0, 0
 		err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Look, steps{func() { begun++ },
-			func() int {
+			func() {
 				k := p.Key([]byte("a"))
 				k.SetAs(client.Plain, append(k.Value[:len(k.Value):len(k.Value)], '+'), 0)
 				if tries++; tries <= c.behind {
@@ -257,7 +257,6 @@ func TestPerform(t *testing.T) {
 				if p.Room < c.want {
 					k.Want = c.want
 				}
-				return 0
 			}})
 		if a := s.value(t, 0, "a"); !errors.Is(err, c.err) || tries != c.tries || begun < tries || a != c.a {
 			t.Errorf("%s: %v in %d tries, begun %d times, a is %s; want %v in %d, %s", c.what, err, tries, begun, a,
@@ -266,17 +265,17 @@ func TestPerform(t *testing.T) {
 	}
 }
 
-// TestPerformReply: replies that are long take memory, and nothing is done without it.
+// TestPerformReply: replies take memory as they are made, and nothing is done without it.
 func TestPerformReply(t *testing.T) {
-	for reply, ok := range map[int]bool{limits.OneLimit: true, 400 << 10: true, 600 << 10: false} {
+	for reply, ok := range map[int64]bool{100: true, 400 << 10: true, 2 << 20: false} {
 		s := newShelf(1)
 		p := s.plan(t)
-		err := p.Perform(time.UnixMilli(1e12), 0, nil, Look, steps{func() {}, func() int {
+		err := p.Perform(time.UnixMilli(1e12), 0, nil, Look, steps{func() {}, func() {
 			p.set("a", "1")
-			return reply
+			p.Take(reply)
 		}})
 		if done := s.value(t, 0, "a") == "1"; done != ok || (err == nil) != ok {
-			t.Errorf("a reply of %d bytes: %v, done %t", reply, err, done)
+			t.Errorf("%d bytes for a reply: %v, done %t", reply, err, done)
 		}
 	}
 }
@@ -292,46 +291,44 @@ func TestWays(t *testing.T) {
 		what   string
 		way    Way
 		does   func(p *Plan)
-		reply  int
 		ok     bool
 		a      string
 		stored int // bytes of what was there
 	}{
-		{"an append", Modify, appends, 0, true, "1+++", 1},
-		{"an append to a long value", Modify, appends, 0, true, "", 100 << 10},
-		{"an append to one that is too long", Modify, appends, 0, false, "", 600 << 10},
-		{"a put without memory", Modify, func(p *Plan) { p.set("a", string(make([]byte, 600<<10))) }, 0, false, "1", 1},
-		{"a look", Modify, func(p *Plan) { p.Key([]byte("a")) }, 0, true, "1", 1},
-		{"a delete", Modify, func(p *Plan) { p.Key([]byte("a")).Delete() }, 0, true, "none", 1},
-		{"a long reply", Modify, appends, 100 << 10, true, "1+++", 1},
-		{"a reply that is too long", Modify, appends, 600 << 10, false, "1", 1},
-		{"another key", Modify, func(p *Plan) { appends(p); p.Key([]byte("b")) }, 0, true, "1+++", 1},
-		{"memory", Modify, func(p *Plan) { appends(p); p.Take(100 << 10) }, 0, true, "1+++", 1},
-		{"a mistake", Modify, func(p *Plan) { appends(p); p.Fail("ERR no") }, 0, false, "1", 1},
-		{"a bad key", Modify, func(*Plan) {}, 0, false, "1", 1},
+		{"an append", Modify, appends, true, "1+++", 1},
+		{"an append to a long value", Modify, appends, true, "", 100 << 10},
+		{"an append to one that is too long", Modify, appends, false, "", 600 << 10},
+		{"a put without memory", Modify, func(p *Plan) { p.set("a", string(make([]byte, 600<<10))) }, false, "1", 1},
+		{"a look", Modify, func(p *Plan) { p.Key([]byte("a")) }, true, "1", 1},
+		{"a delete", Modify, func(p *Plan) { p.Key([]byte("a")).Delete() }, true, "none", 1},
+		{"a reply that is too long", Modify, func(p *Plan) { appends(p); p.Take(2 << 20) }, false, "1", 1},
+		{"another key", Modify, func(p *Plan) { appends(p); p.Key([]byte("b")) }, true, "1+++", 1},
+		{"memory", Modify, func(p *Plan) { appends(p); p.Take(100 << 10) }, true, "1+++", 1},
+		{"a mistake", Modify, func(p *Plan) { appends(p); p.Fail("ERR no") }, false, "1", 1},
+		{"a bad key", Modify, func(*Plan) {}, false, "1", 1},
 		{"a question", Ask, func(p *Plan) {
 			if k := p.Key([]byte("a")); !k.Present || k.Value != nil {
 				p.Fail("ERR it was read, or not there")
 			}
-		}, 0, true, "", 600 << 10},
-		{"a question and a delete", Ask, func(p *Plan) { p.Key([]byte("a")).Delete() }, 0, true, "none", 600 << 10},
-		{"a question and a put", Ask, func(p *Plan) { p.set("a", "2") }, 0, true, "2", 600 << 10},
-		{"a question and a put without memory", Ask, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) }, 0,
+		}, true, "", 600 << 10},
+		{"a question and a delete", Ask, func(p *Plan) { p.Key([]byte("a")).Delete() }, true, "none", 600 << 10},
+		{"a question and a put", Ask, func(p *Plan) { p.set("a", "2") }, true, "2", 600 << 10},
+		{"a question and a put without memory", Ask, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) },
 			false, "1", 1},
-		{"a put", Overwrite, func(p *Plan) { p.set("a", "2") }, 0, true, "2", 1},
-		{"a long put", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 100<<10))) }, 0, true, "", 1},
-		{"a put without memory", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) }, 0, false, "1",
+		{"a put", Overwrite, func(p *Plan) { p.set("a", "2") }, true, "2", 1},
+		{"a long put", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 100<<10))) }, true, "", 1},
+		{"a put without memory", Overwrite, func(p *Plan) { p.set("a", string(make([]byte, 2<<20))) }, false, "1",
 			1},
-		{"a put that deletes", Overwrite, func(p *Plan) { p.set("a", "2"); p.Key([]byte("a")).Delete() }, 0, true,
+		{"a put that deletes", Overwrite, func(p *Plan) { p.set("a", "2"); p.Key([]byte("a")).Delete() }, true,
 			"none", 1},
-		{"no put", Overwrite, func(*Plan) {}, 0, true, "1", 1},
+		{"no put", Overwrite, func(*Plan) {}, true, "1", 1},
 	} {
 		s := newShelf(1)
 		s.put(t, "a", "1"+string(make([]byte, c.stored-1)))
 		p := s.plan(t)
 		name := map[bool]string{true: "bad", false: "a"}[c.what == "a bad key"]
 		err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: name}}, c.way, steps{func() {},
-			func() int { c.does(p); return c.reply }})
+			func() { c.does(p) }})
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.what, err)
 		}
@@ -352,14 +349,13 @@ func TestModifyBeginsAnew(t *testing.T) {
 	runs, begun := 0, 0
 	s.dbs[0] = twice{s.dbs[0]}
 	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Modify, steps{func() { begun++ },
-		func() int {
+		func() {
 			if runs++; p.DB != 0 {
 				t.Errorf("run %d begins in database %d", runs, p.DB)
 			}
 			k := p.Key([]byte("a"))
 			p.DB = 1 // SELECT
 			k.SetAs(client.Plain, append(k.Value[:1:1], '+'), 0)
-			return 0
 		}})
 	if a := s.value(t, 0, "a"); err != nil || runs != 2 || begun != 2 || a != "1+" || p.Keys[0].Version == 0 {
 		t.Errorf("%v: %d runs, begun %d times, a is %s, version %d", err, runs, begun, a, p.Keys[0].Version)
@@ -379,9 +375,8 @@ func TestOverwriteBeginsAnew(t *testing.T) {
 		}
 		return f
 	})
-	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Overwrite, steps{func() {}, func() int {
+	err := p.Perform(time.UnixMilli(1e12), 0, []KeyName{{Name: "a"}}, Overwrite, steps{func() {}, func() {
 		p.set("a", "2")
-		return 0
 	}})
 	if a := s.value(t, 0, "a"); err != nil || refusals != 1 || a != "2" {
 		t.Errorf("%v behind %d refusals, a is %s", err, refusals, a)

@@ -11,7 +11,11 @@ import (
 type Writer struct {
 	Proto  int // 2 or 3; 0 is 2
 	Errors int // errors written so far
-	buf    []byte
+	// More is asked before a string makes Bytes longer than Limit, with how long they become. If it says no, the string
+	// is left out, and what has been written is no reply. nil: all is written.
+	More  func(n int) bool
+	Limit int
+	buf   []byte
 }
 
 // Bytes is what has been written since Reset; it is valid until the next call.
@@ -32,6 +36,11 @@ func (w *Writer) Truncate(n int) { w.buf = w.buf[:n] }
 
 // Raw appends whole replies.
 func (w *Writer) Raw(b []byte) { w.buf = append(w.buf, b...) }
+
+// room reports whether a string of n bytes may be written.
+func (w *Writer) room(n int) bool {
+	return w.More == nil || len(w.buf)+n <= w.Limit || w.More(len(w.buf)+n)
+}
 
 func (w *Writer) head(t byte, n int64) {
 	w.buf = append(w.buf, t)
@@ -72,6 +81,9 @@ func (w *Writer) Int(n int64) { w.head(':', n) }
 
 // Bulk is a string of bytes.
 func (w *Writer) Bulk(b []byte) {
+	if !w.room(len(b)) {
+		return
+	}
 	w.head('$', int64(len(b)))
 	w.buf = append(w.buf, b...)
 	w.buf = append(w.buf, '\r', '\n')
@@ -79,6 +91,9 @@ func (w *Writer) Bulk(b []byte) {
 
 // BulkString is Bulk.
 func (w *Writer) BulkString(s string) {
+	if !w.room(len(s)) {
+		return
+	}
 	w.head('$', int64(len(s)))
 	w.buf = append(w.buf, s...)
 	w.buf = append(w.buf, '\r', '\n')
@@ -177,6 +192,9 @@ func (w *Writer) BigNumber(digits string) {
 func (w *Writer) Verbatim(format, s string) {
 	if w.Proto != 3 || len(format) != 3 {
 		w.BulkString(s)
+		return
+	}
+	if !w.room(len(s)) {
 		return
 	}
 	w.head('=', int64(len(s)+4))
