@@ -54,24 +54,16 @@ type Op struct {
 	wantCode  uint8              // of the place that Env.Alloc was asked for last; see Wanted
 	step      Step               // whose results the next Next consumes; 0 before Start
 	after     Step               // where to go on after Reconnect or Refresh; 0: from the beginning
-	pubK      uint8              // the replica that publish has come to, 1 or more
 	havePlace bool               // n's place is the Op's; false once n is published or the place given back
 	prepared  bool               // n's record is encoded in own, as version
-	written   uint8              // replicas, from the head on, that have n's record
-	deciding  bool               // the CAS x→n at A is under way, or its outcome is open; never with won
-	won       bool               // that CAS took effect, and not every replica is known to show it
-	adrift    bool               // a failed WRITE to the Op's place may still land, until the reconnection
 	atA       bool               // what is under change was read at A, P need not show it
 	locked    bool               // lock is in the group, as its CAS has shown; lock is not 0 then
 	lockTried bool               // the lock's CAS was posted, perhaps
 	expired   bool               // x's record had expired when it was read
 	rebase    bool               // there is another placement group epoch now; set by Rebase, for the next Next
-	noting    bool               // this access is to be noted; word 2 has the access word, if it was read
-	noteRead  bool               // word 2 has the access word, or will; false: a new key has none
 	astray    bool               // what Astray reports; each Next begins with false
 	unlinked  bool               // x's place has been handed over, which happens once
 	stub      bool               // what a Modify writes is a stub
-	spread    bool               // replicas behind A may show n though A has not taken it
 	sureChild bool               // the move of child's group is complete: the child may take inserts
 	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
 	child     uint32             // shard id of the child that the key was followed to, or 0
@@ -79,14 +71,9 @@ type Op struct {
 	xVersion  uint64             // of x's record; 0 if that is not known
 	version   uint64             // of n's record: above xVersion, but for copies of a record
 	lock      layout.Lock        // the Op's own word; 0: no lock can hold it
-
-	// Waits counts Backoff, AskFenced and Refresh answers without progress in
-	// between; the caller waits longer each time.
-	Waits int32
-	// Rounds counts round trips ("Costs" in docs/protocol.md).
-	Rounds int32
-	// Mended counts damaged copies of records that the Op has written anew from good ones.
-	Mended int32
+	publishing
+	noted
+	Counts
 
 	// Answer, final at Done.
 	Err     error         // nil: done; ErrUnknown alone leaves open whether it happened
@@ -103,6 +90,33 @@ type Op struct {
 	cells *[3 * 8]byte // for words that are read
 
 	*far // nil until need makes it; kept over Reset
+}
+
+// publishing is how far the change has come: n's record and the word n on the replicas of the placement group.
+type publishing struct {
+	pubK     uint8 // the replica that publish has come to, 1 or more
+	written  uint8 // replicas, from the head on, that have n's record
+	deciding bool  // the CAS x→n at A is under way, or its outcome is open; never with won
+	won      bool  // that CAS took effect, and not every replica is known to show it
+	adrift   bool  // a failed WRITE to the Op's place may still land, until the reconnection
+	spread   bool  // replicas behind A may show n though A has not taken it
+}
+
+// noted is how an access becomes known to those who evict.
+type noted struct {
+	noting   bool // this access is to be noted; word 2 has the access word, if it was read
+	noteRead bool // word 2 has the access word, or will; false: a new key has none
+}
+
+// Counts are of an Op since Start.
+type Counts struct {
+	// Waits counts Backoff, AskFenced and Refresh answers without progress in
+	// between; the caller waits longer each time.
+	Waits int32
+	// Rounds counts round trips ("Costs" in docs/protocol.md).
+	Rounds int32
+	// Mended counts damaged copies of records that the Op has written anew from good ones.
+	Mended int32
 }
 
 // far is what the ways of an Op need that cost more than one round trip or begin without a hint, and what

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"reflect"
 	"testing"
 	"unsafe"
 )
@@ -13,6 +14,15 @@ func TestOpIsThin(t *testing.T) {
 	answer := unsafe.Sizeof(o.Err) + unsafe.Sizeof(o.Version) + unsafe.Sizeof(o.Record)
 	if state := unsafe.Sizeof(o) - request - answer; state > 256 {
 		t.Errorf("an Op's state: %d bytes of %d, want 256 at most", state, unsafe.Sizeof(o))
+	}
+}
+
+// An Op and each of its parts have 60 fields at most, and a part counts as one: a reader holds no more in mind.
+func TestOpHasFewFields(t *testing.T) {
+	for _, of := range []reflect.Type{reflect.TypeFor[Op](), reflect.TypeFor[far](), reflect.TypeFor[rare]()} {
+		if n := of.NumField(); n > 60 {
+			t.Errorf("%v: %d fields, want 60 at most", of, n)
+		}
 	}
 }
 
