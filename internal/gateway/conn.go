@@ -40,52 +40,68 @@ type conn struct {
 	out           output        // guards itself
 	since         time.Time     // connected
 
-	// State between commands. The goroutine or loop that serves the connection owns it.
-	proto       int // RESP's version, 2 or 3; HELLO changes it
-	untilSample int // commands until one is looked at for hot keys; 0: not drawn yet
+	link        loop.Link // hands the connection over; guards itself
+	clientState           // written by who serves the connection
+	reading               // likewise
+	visible               // guards itself
+
+	remote, local net.Addr // as accepted; they do not change
+
+	waited time.Duration // for memory, by the command at hand; not for others
+	mu     struct {
+		sync.Mutex
+		name, libName, libVer string        // CLIENT SETNAME and SETINFO
+		script                runningScript // that others may kill; zero: none runs
+	}
+}
+
+// clientState is what the client has said that counts for later commands. The goroutine or loop that serves the
+// connection owns it.
+type clientState struct {
+	proto int // RESP's version, 2 or 3; HELLO changes it
 	// While it is false lookup asks admitted, which finds out whether user default needs a password still.
 	authed bool // or user default needs no password
 	// in is db's. Only use changes both.
-	db int
-	in *database
-	// window is how many keys a batch may have.
-	// It is between 1 and maxUnits, and adapt changes it behind each batch.
-	window int
-
+	db      int
+	in      *database   // which has db
 	box     live.Outbox // of what its commands publish; empty when what was read has been performed
 	caching caching     // for the next command
 	// tracksLate: what it caches of the transaction that runs is found out behind it, see lateTracking.
 	tracksLate bool
 	tx         transaction // MULTI and WATCH; ended with the connection
 	reply      replyMode   // of the command at hand
-	latest     *command    // that lookup found; most clients say the same again and again
 	// skipFrom is rd.Empty when reply became replySkip.
 	skipFrom uint64
 	closing  bool // after this reply
+}
+
+// reading is how commands come. The goroutine or loop that serves the connection at the moment owns it.
+type reading struct {
+	untilSample int // commands until one is looked at for hot keys; 0: not drawn yet
+	// window is how many keys a batch may have.
+	// It is between 1 and maxUnits, and adapt changes it behind each batch.
+	window int
+	latest *command // that lookup found; most clients say the same again and again
 	// deadline is whether reading has one.
 	deadline bool
+	said     int       // commands in one read
+	filled   error     // of the last read in a loop
+	lone     [][]byte  // the command of that read, if it is left to the turn; it came at that time
+	came     time.Time // when lone was read
+	asked    bool      // the turn has looked up what lone is about, and this was found:
+	found    lookedUp  // means something while asked is set
+	into     []byte    // for found; kept from lookup to lookup in a loop
+}
 
-	// The goroutine or loop that serves the connection at the moment owns these, too.
-	link   loop.Link // hands the connection over; guards itself
-	said   int       // commands in one read
-	filled error     // of the last read in a loop
-	lone   [][]byte  // the command of that read, if it is left to the turn; it came at that time
-	came   time.Time // when lone was read
-	asked  bool      // the turn has looked up what lone is about, and this was found:
-	found  lookedUp  // means something while asked is set
-	into   []byte    // for found; kept from lookup to lookup in a loop
-
-	remote, local net.Addr // as accepted; they do not change
-
-	// For CLIENT LIST and Drain, from other goroutines. The goroutine or loop that serves the
-	// connection writes them, but for those that end it.
+// visible is for CLIENT LIST, Drain and others, from other goroutines. The goroutine or loop that serves the connection
+// writes it, but for what ends the connection.
+type visible struct {
 	last   atomic.Pointer[command] // dispatched last; nil before the first
 	active atomic.Int64            // Unix ms of the last reply; of the command, and negative, while one is performed
 	// finishing is set when the connection ends because its client was silent, see Drain, and finished when it has been
 	// told.
 	finishing, finished atomic.Bool
 	half                atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
-	waited              time.Duration            // for memory, by the command at hand; not for others
 	user                atomic.Pointer[acl.User] // default before AUTH; never nil
 	listener            live.Listener            // what it is subscribed to
 	monitors            atomic.Bool              // MONITOR
@@ -95,11 +111,6 @@ type conn struct {
 	seenP3              atomic.Bool              // proto is 3, for others
 	inTx                atomic.Int32             // commands queued, -1: none
 	blocked             atomic.Pointer[waiter]   // the command that waits; nil: none does
-	mu                  struct {
-		sync.Mutex
-		name, libName, libVer string        // CLIENT SETNAME and SETINFO
-		script                runningScript // that others may kill; zero: none runs
-	}
 }
 
 type lookedUp struct {
@@ -246,8 +257,8 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 // client begins to pipeline. However it ends, a command that has been performed is answered
 // first, if the client still reads.
 func (g *Gateway) handle(nc net.Conn) {
-	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), window: firstWindow,
-		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
+	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(),
+		remote: nc.RemoteAddr(), local: nc.LocalAddr(), reading: reading{window: firstWindow}}
 	c.link.Init(c, &g.loops, nc, g.calm)
 	c.ctx = inside.OnWait(inside.LimitMemory(g.ctx, oneLimit), c.link.Waits)
 	c.smallCtx = inside.OnWait(inside.LimitMemory(g.ctx, eachLimit), c.link.Waits)

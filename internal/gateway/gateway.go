@@ -198,44 +198,28 @@ func (o *Options) Validate() error {
 // Gateway is a RESP server. Its methods may be called concurrently.
 type Gateway struct {
 	// Set by New and not changed, or guarded by themselves, where nothing else is said.
-	o       Options
-	srv     *netsrv.Server     // accepts, and counts connections
-	ctx     context.Context    // ends with Close; operations of the store and all that waits end with it
-	cancel  context.CancelFunc // ends ctx
-	m       metrics            // atomic counters
-	counts  infoCounts         // what INFO counts besides
-	rates   rates              // INFO's
-	started time.Time          // New, for INFO
-	runID   string             // 40 hexadecimal digits, random for each start, as Redis's run_id
-	lastID  atomic.Int64       // of conn.id
-	turns   chan struct{}      // takes one of each that copies a long value; see conn.longTurn
-	idle    atomic.Int64       // IdleTimeout as CONFIG SET has it, ns
-	dbs     []database         // Options.Databases
-	calm    int                // loop.Calm, but for tests
-	guesses netsrv.Guesses     // wrong passwords, by address
-	users   *acl.Users         // of Options.Password and ACLFile; they change while it runs
-	denials acl.Log            // ACL LOG
-	slow    admin.Slow         // SLOWLOG and LATENCY
+	o      Options
+	srv    *netsrv.Server     // accepts, and counts connections
+	ctx    context.Context    // ends with Close; operations of the store and all that waits end with it
+	cancel context.CancelFunc // ends ctx
+	turns  chan struct{}      // takes one of each that copies a long value; see conn.longTurn
+	dbs    []database         // Options.Databases
+	calm   int                // loop.Calm, but for tests
 	// heed is what there is to look at besides performing commands; see heedPause.
-	heed     atomic.Uint32
-	pausing  pausing       // CLIENT PAUSE
-	monitors live.Monitors // MONITOR
-	hot      *hotkeys.Keys // nil: nobody wants to know
-	aclFile  sync.Mutex    // held while Options.ACLFile is read or written
+	heed    atomic.Uint32
+	pausing pausing       // CLIENT PAUSE
+	hot     *hotkeys.Keys // nil: nobody wants to know
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops            // serve connections whose clients say little at a time
-	waits     waits                 // BLPOP and the like
-	scripts   scripting             // EVAL and EVALSHA
-	functions functions             // FCALL and FUNCTION
-	hub       live.Hub              // subscriptions
-	notify    atomic.Uint32         // notify-keyspace-events, an eventClass; CONFIG SET writes it
-	tracked   trackTable            // CLIENT TRACKING
-	watchers  watchers              // WATCH of absent keys
-	expiries  expiries              // events of class x
-	interest  sync.Mutex            // held while Options.Peers is told what to tell
-	held      held                  // settings without effect, and what has one of them:
-	encodings values.EncodingLimits // CONFIG SET writes it
+	loops     loop.Loops // serve connections whose clients say little at a time
+	waits     waits      // BLPOP and the like
+	scripts   scripting  // EVAL and EVALSHA
+	functions functions  // FCALL and FUNCTION
+
+	figures  // what changes of it guards itself
+	access   // likewise
+	audience // likewise
+	settable // likewise
 
 	mu struct {
 		sync.Mutex
@@ -246,6 +230,43 @@ type Gateway struct {
 	}
 }
 
+// figures are what INFO tells.
+type figures struct {
+	m       metrics      // atomic counters
+	counts  infoCounts   // what INFO counts besides
+	rates   rates        // INFO's
+	started time.Time    // New, for INFO
+	runID   string       // 40 hexadecimal digits, random for each start, as Redis's run_id
+	lastID  atomic.Int64 // of conn.id
+}
+
+// access is who may do what.
+type access struct {
+	guesses netsrv.Guesses // wrong passwords, by address
+	users   *acl.Users     // of Options.Password and ACLFile; they change while it runs
+	denials acl.Log        // ACL LOG
+	aclFile sync.Mutex     // held while Options.ACLFile is read or written
+}
+
+// audience are clients that hear of what others do.
+type audience struct {
+	monitors live.Monitors // MONITOR
+	hub      live.Hub      // subscriptions
+	notify   atomic.Uint32 // notify-keyspace-events, an eventClass; CONFIG SET writes it
+	tracked  trackTable    // CLIENT TRACKING
+	watchers watchers      // WATCH of absent keys
+	expiries expiries      // events of class x
+	interest sync.Mutex    // held while Options.Peers is told what to tell
+}
+
+// settable is what CONFIG SET changes, beside what has a setting of its own.
+type settable struct {
+	idle      atomic.Int64          // IdleTimeout as CONFIG SET has it, ns
+	slow      admin.Slow            // SLOWLOG and LATENCY
+	held      held                  // settings without effect, and what has one of them:
+	encodings values.EncodingLimits // CONFIG SET writes it
+}
+
 // New makes a Gateway that listens nowhere yet.
 // It reads PasswordFile and ACLFile, starts to hear Options.Peers, and asks nothing of the store: the databases may be
 // unavailable when a gateway starts.
@@ -254,8 +275,8 @@ func New(o Options) (*Gateway, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{o: o, started: time.Now(), dbs: placeDatabases(o.Databases), calm: loop.Calm,
-		turns: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
+	g := &Gateway{o: o, dbs: placeDatabases(o.Databases), calm: loop.Calm,
+		turns: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)), figures: figures{started: time.Now()}}
 	g.users = acl.NewUsers(catalog, o.Password)
 	if err := g.ReloadPassword(); err != nil {
 		return nil, err

@@ -14,10 +14,14 @@ import (
 // saidStructs are the largest structs, by file and type: each of their fields says who writes it, when, or what always
 // holds of it.
 var saidStructs = [][2]string{
-	{"index/op.go", "Op"}, {"index/op.go", "far"},
+	{"index/op.go", "Op"}, {"index/op.go", "publishing"}, {"index/op.go", "far"},
 	{"internal/config/roles.go", "Gateway"},
 	{"internal/engine/core.go", "Core"}, {"internal/engine/lane.go", "Lane"},
 	{"internal/gateway/conn.go", "conn"}, {"internal/gateway/gateway.go", "Gateway"},
+	{"internal/gateway/conn.go", "clientState"}, {"internal/gateway/conn.go", "reading"},
+	{"internal/gateway/conn.go", "visible"}, {"internal/gateway/gateway.go", "figures"},
+	{"internal/gateway/gateway.go", "access"}, {"internal/gateway/gateway.go", "audience"},
+	{"internal/gateway/gateway.go", "settable"},
 	{"internal/session/agenda.go", "Agenda"},
 	{"memnode/memnode.go", "Node"},
 	{"rdma/tcp/qp.go", "qp"},
