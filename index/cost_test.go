@@ -6,16 +6,19 @@ import (
 	"testing"
 )
 
+type cost struct{ rounds, verbs int }
+
+type costCase struct {
+	name, op string
+	warm     bool // the client has a hint
+	absent   bool
+	want     [3]cost // by replicas
+}
+
 // TestCosts counts round trips and verbs, the unlock off the path included,
 // against the cost table of docs/protocol.md.
 func TestCosts(t *testing.T) {
-	type cost struct{ rounds, verbs int }
-	for _, c := range []struct {
-		name, op string
-		warm     bool // the client has a hint
-		absent   bool
-		want     [3]cost // by replicas
-	}{
+	testCosts(t, false, []costCase{
 		{"GET cached", "get k", true, false, [3]cost{{1, 2}, {1, 2}, {1, 2}}},
 		{"GET", "get k", false, false, [3]cost{{2, 2}, {2, 2}, {2, 2}}},
 		{"GET absent", "get k", false, true, [3]cost{{1, 1}, {1, 1}, {1, 1}}},
@@ -36,10 +39,31 @@ func TestCosts(t *testing.T) {
 		{"INSERT", "put k v2", false, true, [3]cost{{2, 5}, {3, 8}, {4, 10}}},
 		{"DELETE cached", "del k", true, false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
 		{"MODIFY cached", "append k v", true, false, [3]cost{{2, 4}, {3, 6}, {4, 8}}},
-	} {
+	})
+}
+
+// TestSpeculativeCosts counts them where words are published speculatively. By a confirmed word an UPDATE is one round
+// trip, with any number of copies. A LIVE word that is read without a hint is confirmed in one more.
+func TestSpeculativeCosts(t *testing.T) {
+	testCosts(t, true, []costCase{
+		{"GET cached", "get k", true, false, [3]cost{{1, 2}, {1, 2}, {1, 2}}},
+		{"GET", "get k", false, false, [3]cost{{2, 2}, {3, 3}, {3, 4}}},
+		{"GET absent", "get k", false, true, [3]cost{{1, 1}, {1, 1}, {1, 1}}},
+		{"EXISTS", "exists k", false, false, [3]cost{{2, 2}, {3, 3}, {3, 4}}},
+		{"UPDATE cached", "put k v2", true, false, [3]cost{{1, 2}, {1, 4}, {1, 6}}},
+		{"UPDATE no hint", "put k v2", false, false, [3]cost{{3, 6}, {4, 9}, {5, 11}}},
+		{"INSERT", "put k v2", false, true, [3]cost{{2, 5}, {3, 8}, {4, 10}}},
+		{"DELETE cached", "del k", true, false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
+		{"MODIFY cached", "append k v", true, false, [3]cost{{2, 4}, {2, 6}, {2, 8}}},
+	})
+}
+
+func testCosts(t *testing.T, speculative bool, cases []costCase) {
+	for _, c := range cases {
 		for r := 1; r <= 3; r++ {
 			t.Run(fmt.Sprintf("%s r=%d", c.name, r), func(t *testing.T) {
 				w := newWorld(uint8(r), 64)
+				w.pg.Speculative = speculative
 				if !c.absent {
 					if err := w.client(1).do(t, "put", "k", "v1"); err != nil {
 						t.Fatal(err)
@@ -66,7 +90,6 @@ func TestCosts(t *testing.T) {
 
 // TestTxnCosts counts the same of the parts of a transaction, and of operations that meet an intent.
 func TestTxnCosts(t *testing.T) {
-	type cost struct{ rounds, verbs int }
 	for _, c := range []struct {
 		name, before, op string
 		warm             bool
