@@ -224,13 +224,16 @@ type Gateway struct {
 	aclFile  sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops            // serve connections whose clients say little at a time
-	waits     waits                 // BLPOP and the like
-	scripts   scripting             // EVAL and EVALSHA
-	functions functions             // FCALL and FUNCTION
-	hub       live.Hub              // subscriptions
-	notify    atomic.Uint32         // notify-keyspace-events, an eventClass; CONFIG SET writes it
-	tracked   trackTable            // CLIENT TRACKING
+	loops     loop.Loops    // serve connections whose clients say little at a time
+	waits     waits         // BLPOP and the like
+	scripts   scripting     // EVAL and EVALSHA
+	functions functions     // FCALL and FUNCTION
+	hub       live.Hub      // subscriptions
+	notify    atomic.Uint32 // notify-keyspace-events, an eventClass; CONFIG SET writes it
+	tracked   struct {      // CLIENT TRACKING
+		live.Tracked                // it has a lock of its own
+		checks       sync.WaitGroup // the goroutine that looks at versions
+	}
 	watchers  watchers              // WATCH of absent keys
 	expiries  expiries              // events of class x
 	interest  sync.Mutex            // held while Options.Peers is told what to tell
@@ -278,7 +281,7 @@ func New(o Options) (*Gateway, error) {
 	setDefaults(&g.encodings)
 	g.waits.init(g)
 	g.hub.Init()
-	g.tracked.init(o.TrackingKeys)
+	g.tracked.Init(o.TrackingKeys, len(o.Databases), g.listenerOf)
 	if o.SlowLogTime < 0 {
 		g.slow.SetTime(-1)
 	} else {
