@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/redis/exec"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -181,7 +182,7 @@ func (s *waits) enterQueues(db int, b *values.Blocking) *waiter {
 		}
 		l.queue = append(l.queue, x)
 		if b.Reads && k.version == 0 { // it may be gone before it is looked up
-			k.version = unknownVersion
+			k.version = live.UnknownVersion
 		}
 		k.pause = minPollPause
 		if k.next.After(soon) {

@@ -63,10 +63,10 @@ type clientState struct {
 	authed bool // or user default needs no password
 	// in is db's. Only use changes both.
 	db      int
-	in      *database   // which has db
-	box     live.Outbox // of what its commands publish; empty when what was read has been performed
-	caching caching     // for the next command
-	// tracksLate: what it caches of the transaction that runs is found out behind it, see lateTracking.
+	in      *database    // which has db
+	box     live.Outbox  // of what its commands publish; empty when what was read has been performed
+	caching live.Caching // for the next command
+	// tracksLate: what it caches of the transaction that runs is found out behind it, see live.LateTracking.
 	tracksLate bool
 	tx         transaction // MULTI and WATCH; ended with the connection
 	reply      replyMode   // of the command at hand
@@ -103,10 +103,9 @@ type visible struct {
 	finishing, finished atomic.Bool
 	half                atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
 	user                atomic.Pointer[acl.User] // default before AUTH; never nil
-	listener            live.Listener            // what it is subscribed to
+	listener            live.Listener            // what it is subscribed to, and caches
 	monitors            atomic.Bool              // MONITOR
 	settling            atomic.Bool              // it waits for others, in CLIENT PAUSE
-	tracker             atomic.Pointer[tracker]  // nil: the client caches nothing
 	seenDB              atomic.Int32             // db, for others
 	seenP3              atomic.Bool              // proto is 3, for others
 	inTx                atomic.Int32             // commands queued, -1: none
@@ -501,10 +500,11 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		c.last.Store(cmd)
 	}
 	c.endSkip(b)
-	if (c.caching != cachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.Name, "client|") { // EXEC may set it
+	// EXEC may set it.
+	if (c.caching != live.CachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.Name, "client|") {
 		defer func() {
 			if !c.tx.queueing { // MULTI passes it on to EXEC
-				c.caching = cachingAsUsual
+				c.caching = live.CachingAsUsual
 			}
 		}()
 	}

@@ -32,7 +32,7 @@ func (c *conn) auth(name, user, password []byte) error {
 		return refusal("WRONGPASS invalid username-password pair or user is disabled.")
 	}
 	c.become(u)
-	if t := c.tracker.Load(); t != nil {
+	if t := c.listener.Tracking(); t != nil {
 		if why, _ := c.mayTrack(t); why != acl.Allowed {
 			c.closing = true // as if the rights had been taken away
 		}

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"errors"
-	"strconv"
-	"strings"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
@@ -24,7 +22,7 @@ func (b *batch) tellOfWrites() {
 	if notify == 0 && !hears {
 		return
 	}
-	var keys []written
+	var keys []live.Written
 	for _, u := range b.units {
 		if u.kind <= spec.Read {
 			if notify&values.OnMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
@@ -51,9 +49,9 @@ func (b *batch) tellOfWrites() {
 		if wrote && hears {
 			left := u.got
 			if u.err != nil {
-				left = unknownVersion
+				left = live.UnknownVersion
 			}
-			keys = append(keys, written{u.name, b.c.db, u.track, left})
+			keys = append(keys, live.Written{Name: u.name, DB: b.c.db, Read: u.track, Version: left})
 		}
 	}
 	g.wrote(b.c, keys)
@@ -112,36 +110,11 @@ func (u *unit) changeOf(e *entry) exec.Change {
 	return e.change
 }
 
-// tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry
-// that came with a value, and of a deletion. The order is Redis's: what made the key first, what happened to it, and
-// its deletion last.
+// tellOfChange publishes the events of one command's change of one key, see live.EachEvent.
 func (c *conn) tellOfChange(notify values.EventClass, ev exec.Event, db int, name []byte, ch exec.Change) {
-	tell := func(ev exec.Event) { c.g.event(&c.box, notify, db, ev, name) }
-	if ch.Created {
-		tell(exec.Event{Class: values.OnNew, Name: "new"})
-	}
-	// These two deletions are their own events: the key has not gone, it is elsewhere.
-	goes := ch.Deleted && ev.Name != "rename_from" && ev.Name != "move_from"
-	switch {
-	case goes && (ev.Class == values.OnGeneric || strings.HasSuffix(ev.Name, "store")):
-		ev = exec.Event{Class: values.OnGeneric, Name: "del"}
-	case ev.Name == "getex":
-		if ev.Name = "expire"; ch.Expires == 0 {
-			ev.Name = "persist"
-		}
-	}
-	tell(ev)
-	if ch.Also != "" {
-		tell(exec.Event{Class: values.OnStream, Name: ch.Also})
-	}
+	live.EachEvent(ev, ch, func(ev exec.Event) { c.g.event(&c.box, notify, db, ev, name) })
 	if notify&values.OnExpired != 0 {
 		c.g.watchExpiry(db, name, ch.Expires)
-	}
-	switch {
-	case goes && ev.Name != "del":
-		tell(exec.Event{Class: values.OnGeneric, Name: "del"})
-	case ch.Expires != 0 && ev.Name == "set":
-		tell(exec.Event{Class: values.OnGeneric, Name: "expire"})
 	}
 }
 
@@ -201,27 +174,17 @@ func (t *staged) tellOfWrites() {
 		return
 	}
 	tracks := t.c.tracksReads()
-	var keys []written
+	var keys []live.Written
 	for _, k := range t.Keys {
 		if k.Changed && !k.Quiet {
-			keys = append(keys, written{[]byte(k.Name), k.DB, tracks, k.Version})
+			keys = append(keys, live.Written{Name: []byte(k.Name), DB: k.DB, Read: tracks, Version: k.Version})
 		}
 	}
 	g.wrote(t.c, keys)
 }
 
 // event publishes an event of a key, if it is asked for.
-// Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers, in the channels
-// that Redis has for them: __keyspace@<db>__:<key> and __keyevent@<db>__:<event>.
+// Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers.
 func (g *Gateway) event(box *live.Outbox, notify values.EventClass, db int, ev exec.Event, key []byte) {
-	if notify&ev.Class == 0 {
-		return
-	}
-	at := "@" + strconv.Itoa(db) + "__:"
-	if notify&values.OnKeyspace != 0 {
-		g.publish(box, false, append([]byte("__keyspace"+at), key...), []byte(ev.Name))
-	}
-	if notify&values.OnKeyevent != 0 {
-		g.publish(box, false, []byte("__keyevent"+at+ev.Name), key)
-	}
+	live.KeyMessages(notify, db, ev, key, func(channel, payload []byte) { g.publish(box, false, channel, payload) })
 }

@@ -24,15 +24,15 @@ import (
 type expiries struct {
 	sync.Mutex
 	due     dueHeap
-	times   map[trackedName]int64 // of those that still hold, as far as this gateway knows; Unix ms
-	running bool                  // watchExpiries is at work
-	soon    chan struct{}         // capacity 1: the first one has changed
-	done    sync.WaitGroup        // of watchExpiries, for Close
+	times   map[stagedName]int64 // of those that still hold, as far as this gateway knows; Unix ms
+	running bool                 // watchExpiries is at work
+	soon    chan struct{}        // capacity 1: the first one has changed
+	done    sync.WaitGroup       // of watchExpiries, for Close
 }
 
 // dueKey is a key to look at.
 type dueKey struct {
-	trackedName
+	stagedName
 	at    int64 // Unix ms: the expiry
 	check bool  // it has been seen to hold
 }
@@ -74,7 +74,7 @@ func (h *dueHeap) Pop() any {
 // for the store.
 func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 	e := &g.expiries
-	name := trackedName{db, string(key)}
+	name := stagedName{DB: db, Name: string(key)}
 	e.Lock()
 	defer e.Unlock()
 	if at == 0 {
@@ -86,7 +86,7 @@ func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 		return
 	}
 	if e.times == nil {
-		e.times, e.soon = make(map[trackedName]int64), make(chan struct{}, 1)
+		e.times, e.soon = make(map[stagedName]int64), make(chan struct{}, 1)
 	}
 	e.times[name] = at
 	heaps.Push(&e.due, dueKey{name, at, false})
@@ -126,7 +126,7 @@ func (g *Gateway) watchExpiries() {
 			continue
 		}
 		d := heaps.Pop(&e.due).(dueKey)
-		holds := e.times[d.trackedName] == d.at
+		holds := e.times[d.stagedName] == d.at
 		e.Unlock()
 		if holds {
 			g.lookAtExpiry(d)
@@ -141,8 +141,8 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 	notify := values.EventClass(g.notify.Load())
 	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, eachLimit), time.Second)
 	defer cancel()
-	db := &g.dbs[d.db]
-	ops := []client.Op{{Kind: client.OpGet, Key: db.stored([]byte(d.key)), Typed: true}}
+	db := &g.dbs[d.DB]
+	ops := []client.Op{{Kind: client.OpGet, Key: db.stored([]byte(d.Name)), Typed: true}}
 	db.api.Do(ctx, ops)
 	// A long value's expiry is not known without reading it: then it counts as the one that was set.
 	large := errors.As(ops[0].Err, new(*inside.TooLargeError))
@@ -157,18 +157,18 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		return
 	case (d.check || late) && errors.Is(ops[0].Err, client.ErrNotFound):
 		var box live.Outbox
-		g.event(&box, notify, d.db, exec.Event{Class: values.OnExpired, Name: "expired"}, []byte(d.key))
+		g.event(&box, notify, d.DB, exec.Event{Class: values.OnExpired, Name: "expired"}, []byte(d.Name))
 		box.Flush()
 		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {
-			g.o.Peers.Changed([]byte(d.key))
-			g.tracked.invalidate(g, &box, nil, []written{{name: []byte(d.key)}})
+			g.o.Peers.Changed([]byte(d.Name))
+			g.tracked.Invalidate(&box, nil, []live.Written{{Name: []byte(d.Name)}})
 			box.Flush()
 		}
 	}
 	e.Lock()
-	if e.times[d.trackedName] == d.at {
-		delete(e.times, d.trackedName)
+	if e.times[d.stagedName] == d.at {
+		delete(e.times, d.stagedName)
 	}
 	e.Unlock()
 }

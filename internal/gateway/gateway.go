@@ -253,10 +253,13 @@ type audience struct {
 	monitors live.Monitors // MONITOR
 	hub      live.Hub      // subscriptions
 	notify   atomic.Uint32 // notify-keyspace-events, an eventClass; CONFIG SET writes it
-	tracked  trackTable    // CLIENT TRACKING
-	watchers watchers      // WATCH of absent keys
-	expiries expiries      // events of class x
-	interest sync.Mutex    // held while Options.Peers is told what to tell
+	tracked  struct {      // CLIENT TRACKING
+		live.Tracked                // it has a lock of its own
+		checks       sync.WaitGroup // the goroutine that looks at versions
+	}
+	watchers watchers   // WATCH of absent keys
+	expiries expiries   // events of class x
+	interest sync.Mutex // held while Options.Peers is told what to tell
 }
 
 // settable is what CONFIG SET changes, beside what has a setting of its own.
@@ -299,7 +302,7 @@ func New(o Options) (*Gateway, error) {
 	setDefaults(&g.encodings)
 	g.waits.init(g)
 	g.hub.Init()
-	g.tracked.init(o.TrackingKeys)
+	g.tracked.Init(o.TrackingKeys, len(o.Databases), g.listenerOf)
 	if o.SlowLogTime < 0 {
 		g.slow.SetTime(-1)
 	} else {

@@ -55,7 +55,7 @@ var infoSections = []struct {
 		line("cluster_connections", 0)
 		line("maxclients", g.o.MaxConns)
 		line("blocked_clients", g.waits.clients.Load()+g.pausing.clients.Load())
-		line("tracking_clients", g.tracked.clients.Load())
+		line("tracking_clients", g.tracked.Clients())
 		line("clients_in_timeout_table", 0)
 	}},
 	{"Memory", false, func(x *infoOf, line func(string, any)) {
@@ -167,7 +167,7 @@ var infoSections = []struct {
 		line("active_defrag_misses", 0)
 		line("active_defrag_key_hits", 0)
 		line("active_defrag_key_misses", 0)
-		keys, items, prefixes := g.tracked.counts()
+		keys, items, prefixes := g.tracked.Counts()
 		line("tracking_total_keys", keys)
 		line("tracking_total_items", items)
 		line("tracking_total_prefixes", prefixes)

@@ -233,7 +233,7 @@ func trackingOwnWrites(t *testing.T, db client.API) {
 			if told := a.heard(t, set(cmds)...); len(told) > 0 {
 				t.Errorf("%s: told of its own: %q", cmds, told)
 			}
-			g.checkVersions(g.tracked.names())
+			g.checkVersions(g.tracked.Names())
 			if told := a.heard(t); len(told) > 0 {
 				t.Errorf("%s: a look at versions told %q", cmds, told)
 			}
@@ -242,7 +242,7 @@ func trackingOwnWrites(t *testing.T, db client.API) {
 			} else if _, err := db.Put(t.Context(), []byte("k"), []byte("9"), client.PutOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			g.checkVersions(g.tracked.names())
+			g.checkVersions(g.tracked.Names())
 			if told := a.heard(t); !slices.Contains(told, invalidated("k")) {
 				t.Errorf("%s, written past the gateways %t: told %q, want %q", cmds, past, told, invalidated("k"))
 			}
@@ -267,7 +267,7 @@ func TestTrackingUnwritten(t *testing.T) {
 	if err := db.Delete(t.Context(), []byte("k")); err != nil { // past the gateway
 		t.Fatal(err)
 	}
-	g.checkVersions(g.tracked.names())
+	g.checkVersions(g.tracked.Names())
 	if told := a.heard(t); !slices.Equal(told, []string{invalidated("k")}) {
 		t.Errorf("told %q, want %q", told, invalidated("k"))
 	}

@@ -53,7 +53,7 @@ func (c *conn) Read(alone bool) error {
 // A client that caches (CLIENT TRACKING) needs the version, which such a lookup does not ask for.
 func (c *conn) looksUp(args [][]byte) bool {
 	return len(args) == 2 && values.Fold(args[0], getCommand.Name) && c.authed && !c.tx.queueing &&
-		c.tracker.Load() == nil && badKey(c.in, args[1]) == nil && c.permitted(getCommand, args)
+		c.listener.Tracking() == nil && badKey(c.in, args[1]) == nil && c.permitted(getCommand, args)
 }
 
 // Lookups is the GET that Read left, if it did.

@@ -142,7 +142,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // differ by what happened meanwhile. Commands that were never called are left out: there are
 // hundreds.
 // It asks no store and waits for nobody, so that a store in trouble can still be observed. The locks of hub and
-// trackTable are held while it counts.
+// live.Tracked are held while it counts.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	m := &c.g.m
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
@@ -184,7 +184,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descListen, patterns, "pattern")
 	gauge(descListen, shards, "shard")
 	counter(descMessages, m.messages.Load())
-	tracked, _, _ := c.g.tracked.counts()
+	tracked, _, _ := c.g.tracked.Counts()
 	gauge(descTracked, tracked)
 	peers := c.g.o.Peers.Stats()
 	gauge(descPeers, peers.Known, "known")

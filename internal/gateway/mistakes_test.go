@@ -234,7 +234,7 @@ func TestLooksAtVersions(t *testing.T) {
 	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
 	look := func(what string, want ...string) {
 		t.Helper()
-		g.checkVersions(g.tracked.names())
+		g.checkVersions(g.tracked.Names())
 		if told := a.heard(t); strings.Join(told, "") != strings.Join(want, "") {
 			t.Errorf("%s: told %q, want %q", what, told, want)
 		}
@@ -268,7 +268,7 @@ func TestLooksAtVersions(t *testing.T) {
 	}
 	var c *conn
 	g.each(func(x *conn) { c = x })
-	g.tracked.enterKey(c, 0, []byte("read"))
+	g.tracked.Enter(&c.box, &c.listener, 0, []byte("read"))
 	look("it is being read")
 }
 
@@ -277,11 +277,7 @@ func TestLooksAtVersions(t *testing.T) {
 func TestTrackingOnAgain(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr, g := start(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: 5 * time.Millisecond})
-	checks := func() bool {
-		g.tracked.Lock()
-		defer g.tracked.Unlock()
-		return g.tracked.checking
-	}
+	checks := g.tracked.Checking
 	for range 2 {
 		a := dial(t, "tcp", addr)
 		a.do(t, "HELLO", "3")
@@ -297,7 +293,7 @@ func TestTrackingOnAgain(t *testing.T) {
 			t.Error("nobody looks at versions")
 		}
 		a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "OFF")
-		if keys, items, _ := g.tracked.counts(); keys+items > 0 {
+		if keys, items, _ := g.tracked.Counts(); keys+items > 0 {
 			t.Errorf("%d keys and %d items are left", keys, items)
 		}
 		testutil.Until(t, "nobody looks at versions", func() bool { return !checks() })
@@ -354,7 +350,7 @@ func TestTrackedUnread(t *testing.T) {
 			t.Errorf("%s: replied %q", cmd, got)
 		}
 		db.Fail(nil)
-		g.checkVersions(g.tracked.names())
+		g.checkVersions(g.tracked.Names())
 		if told := a.heard(t); len(told) != 1 || told[0] != invalidated("k") {
 			t.Errorf("%s: told %q, want %q", cmd, told, invalidated("k"))
 		}
@@ -488,19 +484,5 @@ func TestBroadcastTogether(t *testing.T) {
 		}
 		b.do(t, "FLUSHALL")
 		a.heard(t)
-	}
-}
-
-// TestChecksEnd: the looks at versions end with the last client that caches.
-func TestChecksEnd(t *testing.T) {
-	var x trackTable
-	x.init(1)
-	c := &conn{}
-	x.conns[c], x.checking = nil, true
-	if x.rests() || !x.checking {
-		t.Error("nobody looks, though a client caches")
-	}
-	if delete(x.conns, c); !x.rests() || x.checking {
-		t.Error("somebody looks for nobody")
 	}
 }

@@ -136,9 +136,9 @@ func (c *conn) describe() *peers.Client {
 	if c.blocked.Load() != nil {
 		d.Flags += "b"
 	}
-	if t := c.tracker.Load(); t != nil {
-		d.Flags += t.letters()
-		d.Redirect = t.redirect
+	if t := c.listener.Tracking(); t != nil {
+		d.Flags += t.Letters()
+		d.Redirect = t.Redirect
 	}
 	if d.Flags == "" {
 		d.Flags = "N"

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
+	"github.com/kvd-project/kvd/internal/redis/live"
 )
 
 // planHost is a connection as the host of a plan: the gateway's databases, and memory of the connection's share.
@@ -48,15 +49,15 @@ func (h planHost) Begins(keys []*exec.Key) (read func(err error)) {
 	}
 	c.out.cork()
 	for _, k := range keys {
-		c.g.tracked.enterKey(c, k.DB, []byte(k.Name))
+		c.g.tracked.Enter(&c.box, &c.listener, k.DB, []byte(k.Name))
 	}
 	return func(err error) {
 		for _, k := range keys {
 			version := k.Version
 			if err != nil {
-				version = unknownVersion
+				version = live.UnknownVersion
 			}
-			c.g.tracked.setVersion(c.g, c, k.DB, []byte(k.Name), version)
+			c.g.tracked.SetVersion(&c.box, &c.listener, k.DB, []byte(k.Name), version)
 		}
 	}
 }

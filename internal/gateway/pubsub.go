@@ -71,7 +71,7 @@ func (g *Gateway) tellInterest() {
 	}
 	g.interest.Lock()
 	defer g.interest.Unlock()
-	g.o.Peers.Want(g.hub.Any(), g.tracked.clients.Load() > 0)
+	g.o.Peers.Want(g.hub.Any(), g.tracked.Clients() > 0)
 }
 
 // awaitInterest is tellInterest, and waits until they have heard.
@@ -92,14 +92,14 @@ func (g *Gateway) heard(h peers.Heard) {
 		g.deliver(&box, m.Shard, m.Channel, m.Payload)
 	}
 	if h.AllKeys {
-		g.tracked.invalidateAll(g, &box)
+		g.tracked.InvalidateAll(&box)
 	}
 	if len(h.Keys) > 0 {
-		keys := make([]written, len(h.Keys))
+		keys := make([]live.Written, len(h.Keys))
 		for i, k := range h.Keys {
-			keys[i].name = k
+			keys[i].Name = k
 		}
-		g.tracked.invalidate(g, &box, nil, keys)
+		g.tracked.Invalidate(&box, nil, keys)
 	}
 	box.Flush()
 }
@@ -108,7 +108,7 @@ func (g *Gateway) heard(h peers.Heard) {
 // Clients then drop all that they cache, which is right in any case. Messages that were missed are lost, as in Redis.
 func (g *Gateway) missed() {
 	var box live.Outbox
-	g.tracked.invalidateAll(g, &box)
+	g.tracked.InvalidateAll(&box)
 	box.Flush()
 }
 

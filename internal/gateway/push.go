@@ -60,8 +60,8 @@ func (o *output) Flush(box *live.Outbox) {
 
 // Push adds a message, which it copies. It never waits: a client that leaves too much unread is disconnected, and so is
 // one for whose messages there is no memory. The message goes out with box's next flush, or sooner.
-// Any goroutine may call it, with the locks of live.Hub, monitors or trackTable held: an output's lock comes after
-// theirs. p is a whole message, so that a reply is never between two halves of it.
+// Any goroutine may call it, with the locks of live.Hub, live.Monitors or live.Tracked held: an output's lock comes
+// after theirs. p is a whole message, so that a reply is never between two halves of it.
 func (o *output) Push(box *live.Outbox, p []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/acl"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
@@ -143,12 +144,12 @@ func (c *conn) mayDoIn(cmd *command, args [][]byte, db int) bool {
 
 // mayTrack is why the connection's user may not hear of all keys that begin with the prefixes of t. Messages do not say
 // of which database a key is, so he must be allowed to read them in each.
-func (c *conn) mayTrack(t *tracker) (why acl.Denial, prefix string) {
+func (c *conn) mayTrack(t *live.Tracking) (why acl.Denial, prefix string) {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
 		return acl.Allowed, ""
 	}
-	for _, p := range t.prefixes {
+	for _, p := range t.Prefixes {
 		reads := 0
 		for db := range c.g.o.Databases {
 			if r.ReadsPrefix(p, db) {
@@ -167,7 +168,7 @@ func (c *conn) mayTrack(t *tracker) (why acl.Denial, prefix string) {
 }
 
 // refusesPrefixes is the reply to a client that wants to hear of keys that its user may not read, or nil.
-func (c *conn) refusesPrefixes(t *tracker) error {
+func (c *conn) refusesPrefixes(t *live.Tracking) error {
 	why, prefix := c.mayTrack(t)
 	if why != acl.Allowed {
 		c.recordDenial(why, "toplevel", prefix, c.user.Load().Name)
@@ -179,15 +180,12 @@ func (c *conn) refusesPrefixes(t *tracker) error {
 // closed behind its reply. It is called as dismissListeners is.
 func (g *Gateway) dismissTrackers(self *conn) {
 	var gone []*conn
-	g.tracked.Lock()
-	for c := range g.tracked.conns {
-		if t := c.tracker.Load(); t != nil {
-			if why, _ := c.mayTrack(t); why != acl.Allowed {
-				gone = append(gone, c)
-			}
+	g.tracked.Each(func(l *live.Listener) {
+		c := l.Client.(ear).c
+		if why, _ := c.mayTrack(l.Tracking()); why != acl.Allowed {
+			gone = append(gone, c)
 		}
-	}
-	g.tracked.Unlock()
+	})
 	for _, c := range gone {
 		if c == self {
 			c.closing = true

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/redis/exec"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 	"github.com/kvd-project/kvd/internal/redis/values"
 )
@@ -38,7 +39,7 @@ type groupedScript struct {
 // client that caches are performed by themselves, since their reads have to be noted.
 func (b *batch) joins(cmd *command, args [][]byte) bool {
 	c := b.c
-	if !cmd.Is(spec.BySha) || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual ||
+	if !cmd.Is(spec.BySha) || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != live.CachingAsUsual ||
 		c.tracksReads() {
 		return false
 	}

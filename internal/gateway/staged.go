@@ -378,14 +378,14 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		if replies[i].refused != nil {
 			x.args, x.refused = nil, true
 		} else {
-			late.performed(c, t, q)
+			c.performedLate(late, t, q)
 		}
 		if err := b.finish(&x); err != nil {
 			return err
 		}
 	}
 	b.countAlike()
-	late.enterKeys(c)
+	c.enterLate(late)
 	return nil
 }
 

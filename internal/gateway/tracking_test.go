@@ -700,12 +700,12 @@ func TestTrackingTableFull(t *testing.T) {
 			told[got] = true
 		}
 	}
-	if keys, items, _ := g.tracked.counts(); keys != 10 || items != 10 {
+	if keys, items, _ := g.tracked.Counts(); keys != 10 || items != 10 {
 		t.Errorf("%d keys, %d items", keys, items)
 	}
 	a.Close()
 	testutil.Until(t, "an empty table", func() bool {
-		keys, items, _ := g.tracked.counts()
+		keys, items, _ := g.tracked.Counts()
 		return keys == 0 && items == 0 && !g.tracks()
 	})
 }
@@ -762,7 +762,7 @@ func TestExpiredEvents(t *testing.T) {
 	// Keys that somebody else deleted: seen in time the one is none that expires, of the other it cannot be told.
 	for k, at := range map[string]time.Time{"elsewhere": time.Now().Add(time.Hour),
 		"late": time.Now().Add(-time.Millisecond)} {
-		g.lookAtExpiry(dueKey{trackedName{0, k}, at.UnixMilli(), false})
+		g.lookAtExpiry(dueKey{stagedName{Name: k}, at.UnixMilli(), false})
 	}
 	sub.hears(t, message("__keyevent@0__:expired", "late"))
 	p.want(t, "+OK\r\n", "SET", "a", "v", "PX", "2010")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/redis/exec"
+	"github.com/kvd-project/kvd/internal/redis/live"
 	"github.com/kvd-project/kvd/internal/redis/resp"
 	"github.com/kvd-project/kvd/internal/redis/spec"
 )
@@ -86,14 +87,14 @@ func (s *watchers) remove(n stagedName, made *atomic.Bool) {
 }
 
 // touch says that keys were written, or may have been.
-func (s *watchers) touch(keys []written) {
+func (s *watchers) touch(keys []live.Written) {
 	if !s.any() {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
-		for made := range s.mu.keys[stagedName{DB: k.db, Name: string(k.name)}] {
+		for made := range s.mu.keys[stagedName{DB: k.DB, Name: string(k.Name)}] {
 			made.Store(true)
 		}
 	}
@@ -296,7 +297,7 @@ func (c *conn) wayOf(names []stagedName, queue []queued, watched []watch) exec.W
 	if len(names) == 0 || slices.ContainsFunc(names, func(n stagedName) bool { return n != names[0] }) {
 		return exec.Look
 	}
-	looks := len(watched) > 0 || c.tracker.Load() != nil || c.g.notify.Load() != 0
+	looks := len(watched) > 0 || c.listener.Tracking() != nil || c.g.notify.Load() != 0
 	asks, reads, now := true, true, time.Now().UnixMilli()
 	for _, q := range queue {
 		switch {

@@ -154,8 +154,8 @@ var imports = []row{
 		"keys change in one step whatever the command, and whoever wants to hear of it"},
 	{"internal/redis/admin", "internal/redis/args internal/redis/resp internal/redis/spec internal/redis/values",
 		"how long commands took is told to it, whatever they are about"},
-	{"internal/redis/live", "internal/redis/args internal/redis/glob internal/redis/resp internal/redis/spec " +
-		"internal/redis/values",
+	{"internal/redis/live", "internal/redis/args internal/redis/exec internal/redis/glob internal/redis/resp " +
+		"internal/redis/spec internal/redis/values",
 		"messages are bytes, and who hears them is a client with an output, whatever connection that is"},
 	{"internal/luascript", "internal/number internal/redis/resp internal/units",
 		"it runs scripts, whatever their commands are"},

@@ -1,11 +1,11 @@
 // Package live tells clients of a gateway what they did not ask for at that moment. It has publish/subscribe, MONITOR,
-// and the outboxes in which all such messages wait. Tracking and events of keys are the gateway's, over the same
-// outboxes.
+// client-side caching, events of keys, and the outboxes in which all such messages wait. Reads of versions and the
+// peers are the gateway's.
 //
-// Start with [Hub]: it knows which [Listener] hears what. [Monitors] see all commands. An [Outbox] collects the
-// messages of one owner, so that those of a batch go out in one write for each client. Hub and Monitors may be called
-// concurrently; an Outbox is for one goroutine. Messages are copied by the client's output, which belongs to the
-// gateway, as does its memory. The protocol and the texts are those of Redis.
+// Start with [Hub]: it knows which [Listener] hears what. [Monitors] see all commands, and [Tracked] knows who caches
+// which keys. An [Outbox] collects the messages of one owner, so that those of a batch go out in one write for each
+// client. Hub, Monitors and Tracked may be called concurrently; an Outbox is for one goroutine. Messages are copied by
+// the client's output, which belongs to the gateway, as does its memory. The protocol and the texts are those of Redis.
 package live
 
 import (
@@ -38,7 +38,8 @@ type Client interface {
 // Listener is a client as a Hub knows it. Its Client is set before anything else.
 type Listener struct {
 	Client
-	count atomic.Int32 // subscriptions
+	count    atomic.Int32             // subscriptions
+	tracking atomic.Pointer[Tracking] // nil: the client caches nothing; Tracked changes it
 
 	// Guarded by the Hub.
 	topics [numTopics]map[string]struct{} // names of channels or patterns
@@ -47,6 +48,9 @@ type Listener struct {
 
 // Listens reports whether there is a subscription. Any goroutine may ask.
 func (l *Listener) Listens() bool { return l.count.Load() > 0 }
+
+// Tracking is how the client caches, nil if it does not. Any goroutine may ask.
+func (l *Listener) Tracking() *Tracking { return l.tracking.Load() }
 
 // keepForm is how long a buffer of a message may be, in bytes, that serves again.
 const keepForm = 128 << 10

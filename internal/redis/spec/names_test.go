@@ -17,10 +17,10 @@ import (
 var elsewhere = []struct{ file, words, why string }{
 	{"gateway/cluster.go", "cluster role", "a mode of INFO, and a field of nodes"},
 	{"gateway/describe.go", "type", "a field of COMMAND DOCS"},
-	{"gateway/events.go", "del expire getex persist set", "events, which Redis names like that"},
 	{"gateway/info.go", "Memory Cluster role", "sections and fields of INFO"},
 	{"admin/latency.go", "command", "an event of LATENCY"},
 	{"gateway/metrics.go", "command memory", "labels"},
+	{"live/events.go", "del expire getex persist set", "events, which Redis names like that"},
 	{"live/hub.go", "subscribe unsubscribe psubscribe punsubscribe ssubscribe sunsubscribe", "kinds of messages"},
 	{"gateway/rules.go", "multi", "a context of ACL LOG"},
 	{"gateway/settings.go", "pubsub save", "a class of clients and a setting"},
