@@ -286,7 +286,7 @@ func (c *cut) Write(p []byte) (int, error) {
 // Transfers are cut in both directions, and stand still: they go on, or begin again.
 func TestCutsAndSlowParts(t *testing.T) {
 	s := serve(t)
-	d := s.open(t, time.Second)
+	d := s.open(t, 10*time.Second) // what works has that, too, beside whatever runs
 	long := noise(PartBytes + 1<<20)
 	var n, slow atomic.Int64
 	s.fault(func(w http.ResponseWriter, r *http.Request) bool {
