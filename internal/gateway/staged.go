@@ -240,8 +240,13 @@ func (x *stagedCommands) Begin() {
 	t.out.Limit, t.host.w.Limit = oneLimit, oneLimit // of what was taken for them, Begin has given back
 }
 
-// Run is of exec.Commands.
-func (x *stagedCommands) Run() { x.does((*staged)(x)) }
+// Run is of exec.Commands. Memory for numbers and the like is taken when they are there.
+func (x *stagedCommands) Run() {
+	t := (*staged)(x)
+	if t.does(t); t.Err == nil && t.out.Len() > t.out.Limit {
+		t.more(&t.out, t.out.Len())
+	}
+}
 
 // more takes memory for n bytes that are written to w, twice, for they are copied or grow. Replies for which there is
 // none are not made: a transaction of few bytes may ask for a long value many times.

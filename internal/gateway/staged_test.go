@@ -477,3 +477,39 @@ func TestStagedWritesWake(t *testing.T) {
 		close(stop)
 	}
 }
+
+// Replies take memory twice their length, whatever they are made of, and strings before they are made.
+func TestRepliesTakeMemory(t *testing.T) {
+	const n = 4 << 20
+	for what, does := range map[string]func(s *staged){
+		"nulls": func(s *staged) {
+			for s.out.Len() < n {
+				s.out.Null()
+			}
+		},
+		"a string": func(s *staged) { s.out.Bulk(make([]byte, n)) },
+	} {
+		share := netsrv.NewBudget(1 << 30).Share(nil)
+		s := newStaged(&conn{g: &Gateway{}, share: share})
+		s.does = does
+		(*stagedCommands)(s).Begin()
+		if (*stagedCommands)(s).Run(); s.Err != nil || share.Held() < 2*(n-oneLimit) || share.Held() > 2*(n+oneLimit) {
+			t.Errorf("%s: %d bytes are taken, %v", what, share.Held(), s.Err)
+		}
+		s.free()
+
+		s = newStaged(&conn{g: &Gateway{}, share: share})
+		s.Lone = true // who cannot take memory
+		(*stagedCommands)(s).Begin()
+		s.does = does
+		if (*stagedCommands)(s).Run(); s.Err == nil {
+			t.Errorf("%s: there is no memory, and nothing says so", what)
+		}
+		if what == "a string" && s.out.Len() > 0 {
+			t.Errorf("%d bytes are made without memory", s.out.Len())
+		}
+		s.Lone = false
+		s.free()
+		share.Close()
+	}
+}
